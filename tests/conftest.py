@@ -1,0 +1,21 @@
+"""Shared fixtures: where the recorded traces lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+TRACES = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[2] / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def traces_dir() -> Path:
+    """The folder of recorded traces; a missing one skips on a laptop and fails in CI."""
+    if not TRACES.is_dir():
+        message = f"no recorded traces at {TRACES}: set KVLEDGER_TRACES to the folder that has traces/ and prices/"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return TRACES
