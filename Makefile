@@ -1,0 +1,61 @@
+# kvledger. `make` alone lists the targets; `make run` and `make test` set themselves up.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STATE ?= .run
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow lint format generated wheel-test bench evidence clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Two installs, each remade when pyproject.toml changes: what `make run` needs, and what the checks need on top.
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "kvledger needs Python 3.11 or newer, $(PYTHON) is older: make run PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "the venv module is missing: install the package python3-venv, or name another Python: make run PYTHON=..."; exit 1; }
+	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.service: pyproject.toml | $(VENV)/bin/pip
+	@echo "installing kvledger[service] into $(VENV) ..."
+	@$(BIN)/pip install --quiet --editable '.[service]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
+	@echo "installing kvledger[service,postgres] and the test tools into $(VENV) ..."
+	@$(BIN)/pip install --quiet --group dev --editable '.[service,postgres]'
+	@touch $@ $(VENV)/.service
+
+run: $(VENV)/.service ## set up, replay a simulated day of a shared fleet, print who pays for what
+	@$(BIN)/kvledger demo --state-dir $(STATE)
+
+test: $(VENV)/.dev ## set up and run the tests (under 5 minutes on 2 cores)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-slow: $(VENV)/.dev ## the long suites: 10 000 schedules, kills at every statement, whole traces
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+lint: $(VENV)/.dev ## ruff, mypy strict, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## let ruff put the code in shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+wheel-test: $(VENV)/.dev ## build the wheel and use it from an empty environment
+	@$(BIN)/python tests/wheel.py
+
+bench: $(VENV)/.dev ## every measured claim as a ratio against its limit, in one run
+	@$(BIN)/python -m bench
+
+evidence: $(VENV)/.dev ## the long runs; results go to docs/evidence/ and are committed
+	@$(BIN)/python -m bench.evidence
+
+clean: ## remove the environment and what `make run` made
+	rm -rf $(VENV) $(STATE) build dist
