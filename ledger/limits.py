@@ -1,0 +1,121 @@
+"""Every bound of the project, each with a name and the reason for its figure.
+
+A value that breaks one is answered with a named refusal or a :class:`~ledger.errors.LedgerError` that
+quotes the value and the limit. The idea that everything has a limit is TigerBeetle's.
+"""
+
+from __future__ import annotations
+
+INT_MAX = 2**63 - 1
+"""What a BIGINT holds on both databases; the signed 64-bit range bounds every stored integer."""
+
+BLANK_INT64 = 9_223_372_036_854_775_794
+"""The blank value that device tools report in place of a missing 64-bit figure: absent, never a count."""
+
+DAY_US = 86_400_000_000
+"""A UTC day in microseconds: the unit of partitions and of retention."""
+
+# --- one batch on the wire -------------------------------------------------------------------------------
+
+BATCH_BYTES_MAX = 32 * 1024 * 1024
+"""Of an encoded batch: 40 000 session rows of 400 bytes fit twice; more is a fault, and must not fill memory."""
+
+TEXT_CHARS_MAX = 512
+"""Of an identifier (tenant, session, request, pool, …): longer ones are content, which never leaves an engine."""
+
+ROWS_MAX = 200_000
+"""Rows of one kind in a batch: ten times the sessions that 15 seconds of the largest engines touch."""
+
+DIMENSIONS_MAX = 200_000
+"""Distinct dimension sets in a batch; the same bound as its rows, since a row names one."""
+
+POOLS_MAX = 64
+"""Pools of an engine (device, host memory, disk …) in one batch."""
+
+GROUPS_MAX = 64
+"""Cache groups of one pool; hybrid models have fewer than ten."""
+
+SHARDS_MAX = 4_096
+"""Ranks of one engine: beyond the largest tensor x pipeline x data parallel layouts."""
+
+USES_MAX = 100_000
+"""Periods that one request lived through: 17 days of a request that never ends."""
+
+BUCKETS_MAX = 4_096
+"""Buckets of one histogram: 64-bit values at 2 % relative width need fewer than 2 300."""
+
+LABELS_MAX = 16
+"""Labels of one histogram; each multiplies its series."""
+
+NESTING_MAX = 16
+"""Levels of brackets in a batch; ours has 6. It keeps a parser from exhausting the stack."""
+
+BLOCKS_MAX = 2**32
+"""Blocks of a pool: a 1-token block of 1 byte would already be 4 GiB of block table."""
+
+BLOCK_SIZE_MAX = 2**20
+"""Slots of a block: a whole context of a million tokens in one block."""
+
+TOKENS_MAX = 2**40
+"""Tokens in one figure: a million tokens a second for twelve days; more is a sentinel or a fault."""
+
+BLOCK_US_MAX = 2**62
+"""Block or slot time in one figure: half of what a BIGINT holds, so that two may be added without overflow."""
+
+TIME_US_MIN = 1_577_836_800_000_000
+"""2020-01-01: an engine with a clock before it has not got the time yet."""
+
+TIME_US_MAX = 4_102_444_800_000_000
+"""2100-01-01: later is a unit mistaken (nanoseconds, say)."""
+
+SKEW_US_MAX = 10 * 365 * DAY_US
+"""What an engine may report as its offset to the system clock; it is shown, never used."""
+
+SEQ_MAX = 2**40
+"""Batches of one boot: 500 000 years of 15-second periods."""
+
+PRIORITY_ABS_MAX = 2**31
+"""A request's priority, either sign; engines keep it in 32 bits."""
+
+PPM_MAX = 1_000_000
+"""A share in millionths: the whole."""
+
+# --- receipt ---------------------------------------------------------------------------------------------
+
+AHEAD_US_MAX = 300_000_000
+"""How far a batch may lie after its receipt (5 minutes): clocks differ; beyond, it is refused."""
+
+SILENCE_US_MAX = 900_000_000
+"""Silence after which a boot is taken for dead (15 minutes): its unanswered requests are lost."""
+
+RETENTION_DAYS = 62
+"""Days that facts are kept by default: the month that is open and the one before it can be settled again."""
+
+QUARANTINE_ROWS_MAX = 10_000
+"""Batches kept in quarantine; beyond, the oldest goes, counted."""
+
+QUARANTINE_BYTES_MAX = 512 * 1024 * 1024
+"""Bytes kept in quarantine: a database must not be filled by what it refused."""
+
+QUARANTINE_DETAIL_CHARS_MAX = 500
+"""Of the sentence kept beside a quarantined batch; it may quote what the sender wrote."""
+
+# --- the database ----------------------------------------------------------------------------------------
+
+STORE_ATTEMPTS_MAX = 8
+"""Tries of one transaction that met a deadlock, a serialization failure or a locked database."""
+
+STORE_BACKOFF_S_MAX = 1.0
+"""The longest pause between two tries; the first is 10 ms, and each doubles with jitter."""
+
+STORE_BUSY_MS = 10_000
+"""How long SQLite waits for another writer, and PostgreSQL for a lock, before the try counts as failed."""
+
+STORE_POOL_CONNECTIONS = 8
+"""Connections that one process keeps open to PostgreSQL."""
+
+DIMENSION_CACHE_MAX = 200_000
+"""Dimension sets whose ids a process remembers (about 60 MB when full); beyond, the cache starts anew."""
+
+DELETE_ROWS_MAX = 50_000
+"""Rows deleted in one transaction of retention on SQLite: about half a second in which nobody else writes."""

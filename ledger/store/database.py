@@ -1,0 +1,177 @@
+"""Connections, transactions and the one place where a driver's error becomes ours.
+
+Invariants: a session's time zone is UTC; a write transaction of SQLite is IMMEDIATE, so that it never fails
+half-way for want of the write lock; a deadlock, a serialization failure or a locked database is tried again
+a bounded number of times, from the start of the transaction, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from ledger import limits
+from ledger.errors import StoreError, UsageError
+
+T = TypeVar("T")
+
+RETRIED_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})
+"""PostgreSQL: serialization failure, deadlock detected, lock not available."""
+
+_WRITE: Final = "kvledger_write"
+
+
+class Database:
+    """One database of the ledger. Thread-safe; made by :func:`connect`.
+
+    ``retention_days`` is how long facts are kept. Ids that were interned by committed transactions are
+    remembered in :attr:`known`, a plain dict by kind that belongs to :mod:`ledger.store.facts`.
+    """
+
+    def __init__(self, engine: Engine, *, retention_days: int = limits.RETENTION_DAYS) -> None:
+        self.engine = engine
+        self.retention_days = retention_days
+        self.dialect: Literal["sqlite", "postgresql"] = "sqlite" if engine.dialect.name == "sqlite" else "postgresql"
+        self.known: dict[str, dict[Any, int]] = {}
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in one write transaction and commit; tried again where another writer was in the way.
+
+        ``work`` may therefore run several times and must have no effect but through its connection.
+        """
+        for attempt in range(1, limits.STORE_ATTEMPTS_MAX + 1):
+            try:
+                with self.engine.connect() as raw:
+                    connection = raw.execution_options(**{_WRITE: True})
+                    with connection.begin():
+                        return work(connection)
+            except DBAPIError as error:
+                if not is_contention(error) or attempt == limits.STORE_ATTEMPTS_MAX:
+                    raise translated(error, self.engine.url) from error
+                time.sleep(min(0.01 * 2**attempt, limits.STORE_BACKOFF_S_MAX) * random.random())  # noqa: S311
+            except SQLAlchemyError as error:
+                raise translated(error, self.engine.url) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection on which all statements see one snapshot; nothing can be written through it."""
+        try:
+            with self.engine.connect() as raw:
+                connection = raw
+                if self.dialect == "postgresql":
+                    connection = raw.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                with connection.begin():
+                    yield connection
+        except SQLAlchemyError as error:
+            raise translated(error, self.engine.url) from error
+
+    def close(self) -> None:
+        """Give back every connection."""
+        self.engine.dispose()
+
+
+def connect(url: str, *, retention_days: int = limits.RETENTION_DAYS, durable: bool = True) -> Database:
+    """Open the database at ``url`` (``sqlite:///FILE`` or ``postgresql://…``); nothing is created in it yet.
+
+    ``durable=False`` lets the last transactions be lost when the machine (not the process) dies; it is for
+    simulations, where a commit that waits for the disk would be most of the time.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise UsageError(f"not a database URL: {url!r}; use sqlite:///FILE or postgresql://USER@HOST/NAME") from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return Database(_sqlite(parsed, durable=durable), retention_days=retention_days)
+    if backend in ("postgresql", "postgres"):
+        return Database(_postgresql(parsed, durable=durable), retention_days=retention_days)
+    raise UsageError(f"no store for {backend!r} databases; use sqlite:///FILE or postgresql://USER@HOST/NAME")
+
+
+def lock(connection: Connection, name: str) -> None:
+    """Keep other writers that lock the same name out until this transaction ends.
+
+    SQLite has one writer at a time, so there it does nothing.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+
+
+def is_contention(error: DBAPIError) -> bool:
+    """Whether another writer was in the way, so that the same transaction may succeed when tried again."""
+    cause = error.orig
+    if isinstance(cause, sqlite3.OperationalError):
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return getattr(cause, "sqlstate", None) in RETRIED_SQLSTATES
+
+
+def translated(error: SQLAlchemyError, url: URL) -> StoreError:
+    """Our error for the driver's: what was asked of which database, what it said, and what can be done."""
+    shown = url.render_as_string(hide_password=True)
+    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    if isinstance(error, DBAPIError) and is_contention(error):
+        return StoreError(
+            f"{shown} stayed locked through {limits.STORE_ATTEMPTS_MAX} tries ({said}); "
+            "see that no other program holds it, then run the command again"
+        )
+    if "no such table" in said or ("relation" in said and "does not exist" in said):
+        return StoreError(f"{shown} has not got the ledger's tables ({said}); run: kvledger db upgrade")
+    if "unable to open database file" in said:
+        return StoreError(f"{shown} cannot be opened ({said}); see that its folder exists and can be written")
+    if "not a database" in said or "malformed" in said:
+        return StoreError(f"{shown} is not a sound SQLite file ({said}); restore it from a backup")
+    if "disk is full" in said or "No space left" in said:
+        return StoreError(f"{shown} has no room left ({said}); free disk space, then run the command again")
+    if isinstance(error, DBAPIError) and (error.connection_invalidated or "connection" in said):
+        return StoreError(f"{shown} cannot be reached ({said}); see that it runs and that the URL is right")
+    return StoreError(f"{shown}: {said}")
+
+
+def _sqlite(url: URL, *, durable: bool) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": limits.STORE_BUSY_MS / 1000})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+        # The driver's own BEGIN would come too late (before the first write): ours is sent at `begin` below.
+        connection.isolation_level = None
+        for pragma in (
+            f"busy_timeout={limits.STORE_BUSY_MS}",
+            "journal_mode=WAL",
+            f"synchronous={'FULL' if durable else 'NORMAL'}",
+            "foreign_keys=ON",
+            "temp_store=MEMORY",
+            "cache_size=-65536",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        immediate = connection.get_execution_options().get(_WRITE, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL, *, durable: bool) -> Engine:
+    options = f"-c timezone=UTC -c lock_timeout={limits.STORE_BUSY_MS}"
+    if not durable:
+        options += " -c synchronous_commit=off"
+    try:
+        return create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            connect_args={"options": options, "connect_timeout": limits.STORE_BUSY_MS // 1000},
+            pool_size=limits.STORE_POOL_CONNECTIONS,
+            pool_pre_ping=True,
+        )
+    except (ImportError, NoSuchModuleError) as error:
+        raise UsageError("the PostgreSQL driver is missing; install kvledger[service,postgres]") from error
