@@ -100,6 +100,11 @@ QUARANTINE_BYTES_MAX = 512 * 1024 * 1024
 QUARANTINE_DETAIL_CHARS_MAX = 500
 """Of the sentence kept beside a quarantined batch; it may quote what the sender wrote."""
 
+# --- files that people hand in ---------------------------------------------------------------------------
+
+PRICE_FILE_BYTES_MAX = 16 * 1024 * 1024
+"""Of a price file: the largest public catalogue has 100 000 lines of 150 bytes; more is another file."""
+
 # --- the database ----------------------------------------------------------------------------------------
 
 STORE_ATTEMPTS_MAX = 8
