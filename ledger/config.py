@@ -16,10 +16,12 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from ledger import limits
 from ledger.core.allocation import Basis, Terms
-from ledger.errors import UsageError
+from ledger.core.money import parse_currency
+from ledger.core.periods import parse_zone
+from ledger.errors import Refusal, UsageError
 
 ENV_PREFIX = "KVLEDGER_"
 
@@ -50,7 +52,6 @@ class Settings:
     cached_weight_milli: int
     kv_share_ppm: int
     fact_retention_days: int
-    skew_max_s: int
 
     def terms(self) -> Terms:
         """What the months that begin from now on are allocated by."""
@@ -123,19 +124,19 @@ def _basis(text: str) -> Basis:
 
 
 def _currency(text: str) -> str:
-    if not re.fullmatch(r"[A-Z]{3}", text):
-        raise ValueError("it is no currency code")
-    return text
+    return _taken(parse_currency(text))
 
 
 def _zone(text: str) -> str:
-    if text == "UTC":  # valid even where the system carries no time zone database
-        return text
-    try:
-        ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError("no such zone is known here") from None
+    if text != "UTC":  # valid even where the system carries no time zone database
+        _taken(parse_zone(text))
     return text
+
+
+def _taken(parsed: T | Refusal) -> T:
+    if isinstance(parsed, Refusal):
+        raise ValueError(parsed.detail)  # noqa: TRY004 (a refusal is an answer about a value, not a wrong type)
+    return parsed
 
 
 def _state_dir(text: str) -> Path:
@@ -216,19 +217,11 @@ KV_SHARE = Setting(
 )
 FACT_RETENTION_DAYS = Setting(
     name="fact_retention_days",
-    default="92",
+    default=str(limits.RETENTION_DAYS),
     limit="a whole number from 32 to 3660",
     about="How long facts are kept (a month must still be there when it is closed). The journal is kept for ever.",
     parse=_whole(32, 3660),
 )
-SKEW_MAX_S = Setting(
-    name="skew_max_s",
-    default="300",
-    limit="a whole number of seconds from 0 to 3600",
-    about="How far in the future a fact may lie when it is received; what lies further is refused.",
-    parse=_whole(0, 3600),
-)
-
 DECLARED: tuple[Setting[object], ...] = (
     STATE_DIR,
     DATABASE,
@@ -239,7 +232,6 @@ DECLARED: tuple[Setting[object], ...] = (
     CACHED_WEIGHT,
     KV_SHARE,
     FACT_RETENTION_DAYS,
-    SKEW_MAX_S,
 )
 
 
@@ -271,7 +263,6 @@ def load(
         cached_weight_milli=cached,
         kv_share_ppm=_read(given, KV_SHARE),
         fact_retention_days=_read(given, FACT_RETENTION_DAYS),
-        skew_max_s=_read(given, SKEW_MAX_S),
     )
 
 
