@@ -124,3 +124,60 @@ DIMENSION_CACHE_MAX = 200_000
 
 DELETE_ROWS_MAX = 50_000
 """Rows deleted in one transaction of retention on SQLite: about half a second in which nobody else writes."""
+
+# --- the service -----------------------------------------------------------------------------------------
+
+TOKENS_KEPT_MAX = 1_000
+"""Tokens in force at a time: every process keeps all of them in memory, and nobody can look after more."""
+
+TOKEN_STALE_S = 5.0
+"""How long a process trusts the tokens that it has read: a revoked one is refused within this time."""
+
+SESSION_COOKIE_S = 7 * 86_400
+"""Life of a page's login: a screen on the wall is logged in once a week."""
+
+BATCH_BODY_BYTES_MAX = BATCH_BYTES_MAX
+"""Of a batch as it travels, compressed or not: a compressed one must not be larger than what it holds."""
+
+BODY_BYTES_MAX = 16 * 1024
+"""Of any other request's body (a login): a token is 90 bytes."""
+
+BODY_SECONDS_MAX = 30.0
+"""For a body to arrive: 32 MiB at 10 Mbit/s. A slower sender gets 408 and tries again."""
+
+INGESTS_MAX = 8
+"""Batches that are received, unpacked or booked at a time: with the limits above at most 512 MiB. One writer books
+at a time in SQLite, so a longer queue would only wait in our memory in place of the sender's spool."""
+
+CONNECTIONS_MAX = 512
+"""Connections that are open at a time: 200 engines keep one each, and pages and scrapers need some."""
+
+READS_PER_S = 50
+"""Requests a second that one token may go on making; a page makes about 2."""
+
+READS_BURST = 200
+"""Requests that one token may make at once, after a pause."""
+
+REFUSALS_BURST = 30
+"""Requests without a valid token that one address may make at once."""
+
+REFUSALS_PER_S = 0.5
+"""And a second, from then on: a token cannot be guessed, but trying should not load the database."""
+
+RATE_KEYS_MAX = 10_000
+"""Tokens and addresses whose rates a process keeps; beyond, the one unseen for longest is forgotten."""
+
+PAGE_ROWS_DEFAULT = 100
+"""Rows of a page of the JSON interface, unless asked for more."""
+
+PAGE_ROWS_MAX = 1_000
+"""Rows of a page at most; CSV has up to :data:`CSV_ROWS_MAX`."""
+
+CSV_ROWS_MAX = 100_000
+"""Rows of a CSV answer: 20 MB, what a spreadsheet still opens."""
+
+TENANT_SERIES_MAX = 50
+"""Tenants with series of their own in /metrics by default; the others are added up as ``other``."""
+
+LIVE_AGE_US_MAX = 120_000_000
+"""Older batches (2 minutes) feed the ledger and not the live histograms: a spool that drains is not now."""
