@@ -100,6 +100,74 @@ QUARANTINE_BYTES_MAX = 512 * 1024 * 1024
 QUARANTINE_DETAIL_CHARS_MAX = 500
 """Of the sentence kept beside a quarantined batch; it may quote what the sender wrote."""
 
+# --- the outbox, beside an engine --------------------------------------------------------------------------
+
+OUTBOX_QUEUE_MAX = 64
+"""Periods that wait in memory to be settled (16 minutes of one engine); beyond, the new one is dropped, counted."""
+
+OUTBOX_QUEUE_ROWS_MAX = 400_000
+"""Rows of those periods together, about 400 MB in the worst case: the hook's fixed memory bound."""
+
+OUTBOX_HOLD_BYTES_MAX = 32 * 1024 * 1024
+"""Encoded batches kept in memory while the disk takes none; beyond, the oldest is dropped, counted."""
+
+OUTBOX_FAULTS_MAX = 8
+"""Faults in a row while settling or encoding; then the outbox switches itself off, for it is a guest."""
+
+OUTBOX_SLICE_ROWS = 16
+"""Rows encoded between two pauses: about 0.2 ms in which the GIL is held."""
+
+OUTBOX_PAUSE_S = 0.0005
+"""The pause: a bare yield would take the GIL back before the engine's thread had woken up."""
+
+SPOOL_BYTES_MAX = 1024 * 1024 * 1024
+"""Default of a spool on disk: about a week of an engine with 500 busy sessions."""
+
+SPOOL_BYTES_MIN = 1024 * 1024
+"""The least that may be set: a spool that cannot hold a few periods is none."""
+
+SPOOL_AGE_S_MAX = 14 * 86_400
+"""Default age after which a segment is dropped: well before the books' retention of facts refuses it."""
+
+SPOOL_SEGMENT_BYTES = 8 * 1024 * 1024
+"""Of one segment (one record may be larger): the grain in which a full spool loses its oldest."""
+
+SPOOL_SEGMENTS_MAX = 65_536
+"""Segments of one spool: an engine that restarts in a loop makes a small one each time; inodes are bounded, too."""
+
+SPOOL_RECORD_BYTES_MAX = BATCH_BYTES_MAX
+"""Of one record: a batch compressed is smaller than the batch."""
+
+SEND_TIMEOUT_S = 15.0
+"""For one exchange with the service from connecting to the last byte of the answer: one period."""
+
+SEND_BACKOFF_S_MIN = 0.5
+"""The first pause after a failure; each doubles, with jitter between none and all of it."""
+
+SEND_BACKOFF_S_MAX = 60.0
+"""The longest pause that we choose ourselves: a service that is back is found within a minute."""
+
+SEND_RETRY_AFTER_S_MAX = 900.0
+"""The longest pause that a service may ask for; more is cut to it."""
+
+SEND_ENDPOINTS_MAX = 8
+"""Addresses of the service that one engine may be given."""
+
+ANSWER_BYTES_MAX = 64 * 1024
+"""Of the service's answer to a batch; ours has 200 bytes, more comes from something else."""
+
+IDENTITY_CHARS_MAX = 128
+"""Of a tenant or session id in a header: longer than any UUID, path or e-mail address that is meant as one."""
+
+SCENARIO_CHARS_MAX = 64
+"""Of a scenario: a word or two; it becomes a label."""
+
+IDENTITY_KEYS_MAX = 100_000
+"""API keys in the map of keys to tenants: about 20 MB."""
+
+IDENTITY_NETWORKS_MAX = 256
+"""Networks that may set identity; each is looked at for every request."""
+
 # --- files that people hand in ---------------------------------------------------------------------------
 
 PRICE_FILE_BYTES_MAX = 16 * 1024 * 1024
