@@ -189,6 +189,11 @@ def _source_id(db: Database, connection: Connection, source: Source, learned: Le
     return int(found)
 
 
+def dimension_ids(db: Database, connection: Connection, wanted: set[Dimensions]) -> dict[Dimensions, int]:
+    """The ids of dimension sets, those that are new interned in this transaction."""
+    return _dimension_ids(db, connection, wanted, Learned())
+
+
 def _dimension_ids(
     db: Database, connection: Connection, wanted: set[Dimensions], learned: Learned
 ) -> dict[Dimensions, int]:
