@@ -40,6 +40,7 @@ class Reason(StrEnum):
     PROMPT_SUM = "prompt_sum"
     USE_SUM = "use_sum"
     STANDING_SUM = "standing_sum"
+    HISTOGRAM_SUM = "histogram_sum"
     BAD_ORDER = "bad_order"
     BAD_TOKENS = "bad_tokens"
     UNKNOWN_POOL = "unknown_pool"
@@ -59,5 +60,4 @@ class Reason(StrEnum):
 class Note(StrEnum):
     """What is counted beside refusals, in the same table: answers that changed something else than rows."""
 
-    DUPLICATE = "duplicate"
     QUARANTINE_DROPPED = "quarantine_dropped"

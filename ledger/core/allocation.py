@@ -1,202 +1,161 @@
 """From block time to money, for one settle interval of one asset group (docs/accounts.md).
 
 Invariant: in every segment the lines sum to the bill, to the nano-unit (law 5); nothing is clamped.
+
+The way: what the engine was over time (timeline), the segments of constant terms (segments, pricing), which facts fall
+into which (coverage), what each session used (usage, standing), and the division of each segment's bill (dividing).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from ledger.core.coverage import SegmentScale, coverage
+from ledger.core.dividing import Amounts
+from ledger.core.money import apportion
+from ledger.core.pricing import WHOLE_PPM
+from ledger.core.segments import Segment, segments
+from ledger.core.settlement import (
+    Account,
+    Allocation,
+    AssetTerms,
+    Basis,
+    BootFacts,
+    IntervalInputs,
+    Kind,
+    Line,
+    PeriodFacts,
+    PoolUsage,
+    PriceSpan,
+    SegmentTerms,
+    SessionCost,
+    SessionUsage,
+    ShareSpan,
+    Terms,
+)
+from ledger.core.timeline import State, timeline, trimmed
+from ledger.core.usage import SegmentUse, Usage
 
-from ledger.core.records import Boot, Dimensions, PoolClose, PoolOpen, PoolPeriod, SessionPeriod, StandingCount
+__all__ = [
+    "Account",
+    "Allocation",
+    "AssetTerms",
+    "Basis",
+    "BootFacts",
+    "IntervalInputs",
+    "Kind",
+    "Line",
+    "PeriodFacts",
+    "PoolUsage",
+    "PriceSpan",
+    "SegmentTerms",
+    "SessionCost",
+    "SessionUsage",
+    "ShareSpan",
+    "Terms",
+    "allocate",
+]
 
-
-class Basis(StrEnum):
-    CAPACITY = "capacity"
-    FULL = "full"
-
-
-class Account(StrEnum):
-    TENANT = "tenant"
-    IDLE = "idle"
-    STARTING = "starting"
-    VACANT = "vacant"
-    UNOBSERVED = "unobserved"
-    UNPRICED = "unpriced"
-    OVER_ALLOCATION = "over_allocation"
-
-
-class Kind(StrEnum):
-    """Of a tenant's line; other accounts have ``NONE``."""
-
-    ACTIVE = "active"
-    CACHED = "cached"
-    COMPUTE = "compute"
-    NONE = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What is fixed for a month: the weights are the article's, in thousandths per slot-second."""
-
-    active_weight_milli: int = 2500
-    cached_weight_milli: int = 300
-    kv_share_ppm: int = 1_000_000
-    basis: Basis = Basis.CAPACITY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceSpan:
-    """A price of one asset from ``valid_from_us`` until ``valid_to_us`` (None: open). ``None`` nanos: unpriced."""
-
-    valid_from_us: int
-    valid_to_us: int | None
-    nanos_per_hour: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareSpan:
-    """A part of one asset that an engine has, from ``valid_from_us`` to ``valid_to_us`` (None: open)."""
-
-    engine: str
-    share_ppm: int
-    valid_from_us: int
-    valid_to_us: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssetTerms:
-    """All that decides what an asset costs and who has it: spans sorted by start, prices not overlapping.
-
-    An asset is paid for while a price span (priced or not) covers the time; outside there is no bill.
-    """
-
-    asset_id: str
-    prices: tuple[PriceSpan, ...]
-    shares: tuple[ShareSpan, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodFacts:
-    """What settlement needs of one valid batch: the paying pool's totals and rows, in (boot, seq) order.
-
-    ``gap_before``: at least one batch between this and the one before it (same boot) is missing, refused or
-    lost to an overlap. ``pool`` is None for a batch that has no period of a paying pool.
-    """
-
-    boot_id: str
-    seq: int
-    start_us: int
-    end_us: int
-    pool: PoolPeriod | None
-    sessions: tuple[SessionPeriod, ...]
-    standing: tuple[StandingCount, ...] | None
-    gap_before: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BootFacts:
-    """One boot of the engine, with the opens and closes of its paying pool, in time order.
-
-    ``last_end_us`` is the end of its last valid period (None: none): a crash is dated from there.
-    """
-
-    boot: Boot
-    opens: tuple[PoolOpen, ...]
-    closes: tuple[PoolClose, ...]
-    last_end_us: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalInputs:
-    """Everything that the settlement of ``[start_us, end_us)`` of one group depends on; its digest is stored.
-
-    ``engine`` is None for the unassigned rest of a single asset. ``boots`` holds every boot that touches
-    the interval or its 15 minutes before, sorted by start; ``periods`` only those within the interval.
-    """
-
-    engine: str | None
-    start_us: int
-    end_us: int
-    assets: tuple[AssetTerms, ...]
-    terms: Terms
-    boots: tuple[BootFacts, ...] = ()
-    periods: tuple[PeriodFacts, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """An amount on an account. ``asset_us`` is the GPU time behind it where the account is a state of time."""
-
-    account: Account
-    kind: Kind = Kind.NONE
-    tenant: str = ""
-    amount_nanos: int
-    asset_us: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionCost:
-    """A session's part of its tenant's line of one kind; they sum to it."""
-
-    dims: Dimensions
-    kind: Kind
-    amount_nanos: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentTerms:
-    """What a block-second cost in a segment; memo lines are worked out from it.
-
-    ``kv_nanos`` is the observed bill's part that is divided by blocks, ``compute_nanos`` the other part;
-    ``weighted_block_us`` is the divisor of the full basis.
-    """
-
-    start_us: int
-    end_us: int
-    blocks: int
-    bill_nanos: int
-    observed_us: int
-    kv_nanos: int
-    compute_nanos: int
-    step_us: int
-    weighted_block_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionUsage:
-    """A session's usage of the paying pool over the interval: its rows' sums, quiet spans included."""
-
-    dims: Dimensions
-    row: SessionPeriod
-    cached_charged_block_us: int
-    weighted_milliunits: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolUsage:
-    """The paying pool over the interval: the sums of its periods."""
-
-    totals: PoolPeriod
-    observed_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """The settled interval: what goes to the journal, and what is kept beside it to drill down."""
-
-    lines: tuple[Line, ...]
-    asset_credits: tuple[tuple[str, int], ...]
-    session_costs: tuple[SessionCost, ...]
-    other_lines: tuple[Line, ...]
-    """The same interval under the basis that is not booked."""
-    other_session_costs: tuple[SessionCost, ...]
-    segments: tuple[SegmentTerms, ...]
-    usage: tuple[SessionUsage, ...]
-    pool: PoolUsage | None
-    findings: tuple[str, ...] = field(default=())
+_STATE_ACCOUNTS = {
+    State.OPEN: Account.UNOBSERVED,
+    State.UNOBSERVED: Account.UNOBSERVED,
+    State.STARTING: Account.STARTING,
+    State.VACANT: Account.VACANT,
+}
 
 
 def allocate(inputs: IntervalInputs) -> Allocation:
-    """Settle one interval of one asset group."""
-    raise NotImplementedError
+    """Settle one interval of one asset group, under both bases; a provisional one is merely a shorter interval.
+
+    The facts are taken as they are: what breaks a law in them shows in ``findings`` and, where it is money, on the
+    lines; the lines sum to the bill all the same.
+    """
+    terms = inputs.terms
+    assert 0 <= terms.cached_weight_milli <= terms.active_weight_milli > 0, terms
+    assert 0 <= terms.kv_share_ppm <= WHOLE_PPM, terms
+    assert inputs.start_us < inputs.end_us, inputs
+    inputs = trimmed(inputs)
+    spans = timeline(inputs)
+    parts = segments(inputs, spans)
+    covered = coverage(inputs.periods, spans, parts, terms)
+    usage = Usage(covered, inputs.boots, terms, inputs.start_us)
+    books = {basis: Amounts(dims=usage.dims, findings=usage.findings) for basis in Basis}
+    segment_terms = tuple(
+        _settle(segment, scale, use, terms, books)
+        for segment, scale, use in zip(parts, covered.scales, usage.segments, strict=True)
+    )
+    bills: dict[str, int] = {asset.asset_id: 0 for asset in inputs.assets}
+    for segment in parts:
+        for part in segment.assets:
+            bills[part.asset_id] += part.nanos
+    booked, other = books[terms.basis], next(books[basis] for basis in Basis if basis is not terms.basis)
+    allocation = Allocation(
+        lines=booked.total_lines(),
+        asset_credits=tuple(sorted(bills.items())),
+        session_costs=booked.session_costs(),
+        other_lines=other.total_lines(),
+        other_session_costs=other.session_costs(),
+        segments=segment_terms,
+        usage=usage.sessions(),
+        pool=usage.pool(),
+        findings=usage.findings.sentences(),
+    )
+    bill = sum(bills.values())
+    assert sum(line.amount_nanos for line in allocation.lines) == bill, inputs
+    assert sum(line.amount_nanos for line in allocation.other_lines) == bill, inputs
+    return allocation
+
+
+def _settle(
+    segment: Segment, scale: SegmentScale, use: SegmentUse, terms: Terms, books: dict[Basis, Amounts]
+) -> SegmentTerms:
+    bill = segment.bill_nanos
+    observed_us = scale.observed_us
+    observed, lost = apportion(bill, [observed_us, segment.length_us - observed_us], range(2))
+    asset_us = sum(part.asset_us for part in segment.assets if part.priced)
+    _, lost_asset_us = apportion(asset_us, [observed_us, segment.length_us - observed_us], range(2))
+    unpriced_us = sum(part.asset_us for part in segment.assets if not part.priced)
+    for amounts in books.values():
+        amounts.state(_STATE_ACCOUNTS[segment.state], lost, lost_asset_us)
+        amounts.state(Account.UNPRICED, 0, unpriced_us)
+    kv_nanos = observed * terms.kv_share_ppm // WHOLE_PPM
+    compute_nanos = observed - kv_nanos
+    where = f"segment {segment.start_us} to {segment.end_us}"
+    books[Basis.CAPACITY].divide(
+        kv_nanos,
+        segment.blocks * observed_us * scale.scale * terms.active_weight_milli,
+        {
+            Kind.ACTIVE: _times(use.active, terms.active_weight_milli),
+            Kind.CACHED: _times(use.cached, terms.cached_weight_milli),
+        },
+        f"{where}, blocks",
+    )
+    books[Basis.FULL].divide(
+        kv_nanos,
+        scale.full_whole,
+        {
+            Kind.ACTIVE: _times(use.full_active, terms.active_weight_milli),
+            Kind.CACHED: _times(use.full_cached, terms.cached_weight_milli),
+        },
+        f"{where}, weighted blocks",
+    )
+    for amounts in books.values():
+        amounts.divide(
+            compute_nanos,
+            max(observed_us * scale.scale, scale.step_scaled),
+            {Kind.COMPUTE: use.compute},
+            f"{where}, compute",
+        )
+    return SegmentTerms(
+        start_us=segment.start_us,
+        end_us=segment.end_us,
+        blocks=segment.blocks,
+        bill_nanos=bill,
+        observed_us=observed_us,
+        kv_nanos=kv_nanos,
+        compute_nanos=compute_nanos,
+        step_us=scale.step_scaled // scale.scale,
+        weighted_block_us=scale.weighted_block_us,
+    )
+
+
+def _times(weights: dict[int, int], factor: int) -> dict[int, int]:
+    return {session: weight * factor for session, weight in weights.items()}

@@ -30,6 +30,8 @@ YEAR_MAX = 2099
 """Times outside are refused: they are a unit mistaken (seconds, nanoseconds) more likely than a date."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TIME_MIN_US = (datetime(YEAR_MIN, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+TIME_MAX_US = (datetime(YEAR_MAX + 1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _MONTH = re.compile(r"([0-9]{4})-([0-9]{2})")
 
 
@@ -180,10 +182,11 @@ def parse_time(text: str) -> int | Refusal:
     if moment.utcoffset() is None:
         detail = f"{text!r} has no offset, and its zone would be a guess: end it with Z or an offset such as +01:00"
         return Refusal(reason="time_naive", detail=detail)
-    if not YEAR_MIN < moment.year < YEAR_MAX:
-        detail = f"{text!r} is outside the years {YEAR_MIN + 1} … {YEAR_MAX - 1}: check the date"
+    at_us = from_datetime(moment)
+    if not TIME_MIN_US <= at_us < TIME_MAX_US:
+        detail = f"{text!r} is outside the years {YEAR_MIN} … {YEAR_MAX}: check the date"
         return Refusal(reason="time_range", detail=detail)
-    return from_datetime(moment)
+    return at_us
 
 
 def format_time(at_us: int, zone: tzinfo = UTC) -> str:

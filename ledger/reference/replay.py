@@ -6,13 +6,29 @@ length of the trace: requests are pulled as their time comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ledger.core.records import Batch
+from ledger.core.records import PERIOD_US, Outcome
+from ledger.errors import UsageError
+from ledger.reference.engine import Engine, EngineConfig, engine_of
 from ledger.reference.latency import RTX_4090_LLAMA_8B, LatencyModel
 from ledger.reference.policy import Policy
-from ledger.reference.request import TraceRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ledger.core.records import Batch
+    from ledger.reference.request import TraceRequest
+
+ENGINES_MAX = 64
+"""Each has state of its own in this process."""
+
+BLOCKS_MAX = 16_777_216
+"""Some 200 bytes of bookkeeping each; a GPU of 2 TB at 128 KB a block."""
+
+BLOCK_SIZE_MAX = 4096
+"""Tokens; engines use 1 to 1024."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +67,7 @@ def replay(
     policy: Callable[[], Policy] = Policy,
     load_us: int = 20_000_000,
     warmup_requests: int = 3,
+    acceptance_ratio: float = 0.7,
     seed: int = 0,
 ) -> ReplaySummary:
     """Replay ``requests`` (in order of ``arrival_us``) and return the summary.
@@ -63,7 +80,117 @@ def replay(
     at least once a simulated period and never more often than each 64 requests.
 
     A session stays on one engine (stable hash of tenant and session; requests without a session go by their
-    own id). All engines close at the same instant, once nothing is left to do.
+    own id). All engines close at the same instant, once nothing is left to do. ``acceptance_ratio`` is the
+    probability that a draft token is right where requests speculate.
     Raises :class:`ledger.errors.UsageError` for arguments that make no engine, or requests out of order.
     """
-    raise NotImplementedError
+    _check(engines=engines, blocks=blocks, block_size=block_size, acceptance_ratio=acceptance_ratio)
+    fleet = [
+        Engine(
+            EngineConfig(
+                name=f"engine-{number}",
+                blocks=blocks,
+                block_size=block_size,
+                start_us=start_us,
+                load_us=load_us,
+                model=model,
+                gpu_model=gpu_model,
+                latency=latency,
+                warmup_requests=warmup_requests,
+                acceptance_ratio=acceptance_ratio,
+                seed=seed,
+            ),
+            policy(),
+            emit,
+            events,
+        )
+        for number in range(engines)
+    ]
+    clock = _Progress(progress, fleet, start_us)
+    last_us = load_us
+    for trace in requests:
+        at_us = load_us + trace.arrival_us
+        if at_us < last_us:
+            raise UsageError(
+                f"request {trace.request} arrives at {trace.arrival_us} us, after one at {last_us - load_us} us:"
+                " requests must come in order of arrival; sort them"
+            )
+        # Nobody starts a step at or after the arrival before it is submitted: it may belong into that step.
+        _run_fleet(fleet, last_us, at_us, clock)
+        fleet[engine_of(trace, engines)].submit(trace, at_us)
+        last_us = at_us
+    while not all(engine.idle for engine in fleet):
+        to_us = last_us + PERIOD_US - (start_us + last_us) % PERIOD_US
+        _run_fleet(fleet, last_us, to_us, clock)
+        last_us = to_us
+    closed_us = max(engine.now_us for engine in fleet)
+    for engine in fleet:
+        engine.close(closed_us)
+    clock.tell(closed_us)
+    return _summary(fleet, start_us, closed_us)
+
+
+class _Progress:
+    """Calls back at most once in 64 ended requests, and once a simulated period."""
+
+    def __init__(self, callback: Callable[[int, int], None] | None, fleet: list[Engine], start_us: int) -> None:
+        self._callback = callback
+        self._fleet = fleet
+        self.start_us = start_us
+        self._told = 0
+
+    def at(self, now_us: int) -> None:
+        if self._callback is None:
+            return
+        ended = self._ended()
+        if ended >= self._told + 64 or (self.start_us + now_us) % PERIOD_US == 0:
+            self.tell(now_us)
+
+    def tell(self, now_us: int) -> None:
+        if self._callback is not None:
+            self._told = self._ended()
+            self._callback(self._told, self.start_us + now_us)
+
+    def _ended(self) -> int:
+        return sum(sum(engine.outcomes.values()) for engine in self._fleet)
+
+
+def _run_fleet(fleet: list[Engine], from_us: int, to_us: int, clock: _Progress) -> None:
+    """Run all engines to ``to_us``, a period at a time, so that their batches come in order of time."""
+    while from_us < to_us:
+        from_us = min(to_us, from_us + PERIOD_US - (clock.start_us + from_us) % PERIOD_US)
+        for engine in fleet:
+            engine.run_until(from_us)
+        clock.at(from_us)
+
+
+def _check(*, engines: int, blocks: int, block_size: int, acceptance_ratio: float) -> None:
+    for name, value, most in (
+        ("engines", engines, ENGINES_MAX),
+        ("blocks", blocks, BLOCKS_MAX),
+        ("block_size", block_size, BLOCK_SIZE_MAX),
+    ):
+        if not 1 <= value <= most:
+            raise UsageError(f"{name} is {value}: give a whole number from 1 to {most}")
+    if not 0 <= acceptance_ratio <= 1:
+        raise UsageError(f"acceptance_ratio is {acceptance_ratio}: give a number from 0 to 1")
+
+
+def _summary(fleet: list[Engine], start_us: int, closed_us: int) -> ReplaySummary:
+    def total(outcome: Outcome) -> int:
+        return sum(engine.outcomes[outcome] for engine in fleet)
+
+    return ReplaySummary(
+        start_us=start_us,
+        closed_us=start_us + closed_us,
+        received=sum(engine.received for engine in fleet),
+        finished=total(Outcome.FINISHED),
+        aborted=total(Outcome.ABORTED),
+        abandoned=total(Outcome.ABANDONED),
+        refused=total(Outcome.REFUSED),
+        preemptions=sum(engine.scheduler.preemptions for engine in fleet),
+        steps=sum(engine.steps for engine in fleet),
+        blocks_acquired=sum(engine.scheduler.blocks_acquired for engine in fleet),
+        blocks_hit=sum(engine.scheduler.blocks_hit for engine in fleet),
+        evictions=sum(engine.scheduler.evictions for engine in fleet),
+    )

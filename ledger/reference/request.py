@@ -7,10 +7,13 @@ exactly if all ids from the start up to the block's end are equal, and so is ``c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ledger.core.records import Dimensions
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ledger.core.records import Dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

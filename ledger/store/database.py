@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
@@ -20,6 +19,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from ledger import limits
 from ledger.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Connection", "Database", "connect", "lock", "translated"]
 
 T = TypeVar("T")
 
@@ -115,26 +119,36 @@ def is_contention(error: DBAPIError) -> bool:
     return getattr(cause, "sqlstate", None) in RETRIED_SQLSTATES
 
 
+_WAYS_OUT: Final = (
+    ("no such table", "has not got the ledger's tables", "run: kvledger db upgrade"),
+    ("UndefinedTable", "has not got the ledger's tables", "run: kvledger db upgrade"),
+    ("unable to open database file", "cannot be opened", "see that its folder exists and can be written"),
+    ("not a database", "is not a SQLite file", "name another file, or restore it from a backup"),
+    ("malformed", "is damaged", "restore it from a backup"),
+    ("disk is full", "has no room left", "free disk space, then run the command again"),
+    ("DiskFull", "has no room left", "free disk space, then run the command again"),
+    ("readonly database", "cannot be written", "see who owns the file and its folder"),
+    ("no partition of relation", "lost the partition of a day while it was written", "deliver the batch again"),
+    ("OperationalError", "cannot be reached or stopped answering", "see that it runs and that the URL is right"),
+)
+"""What a driver says (or the class of its error), what that means, and the way out; the first match counts."""
+
+
 def translated(error: SQLAlchemyError, url: URL) -> StoreError:
     """Our error for the driver's: what was asked of which database, what it said, and what can be done."""
     shown = url.render_as_string(hide_password=True)
-    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    cause = getattr(error, "orig", None) or error
+    said = " ".join(str(cause).split())
     if isinstance(error, DBAPIError) and is_contention(error):
         return StoreError(
             f"{shown} stayed locked through {limits.STORE_ATTEMPTS_MAX} tries ({said}); "
             "see that no other program holds it, then run the command again"
         )
-    if "no such table" in said or ("relation" in said and "does not exist" in said):
-        return StoreError(f"{shown} has not got the ledger's tables ({said}); run: kvledger db upgrade")
-    if "unable to open database file" in said:
-        return StoreError(f"{shown} cannot be opened ({said}); see that its folder exists and can be written")
-    if "not a database" in said or "malformed" in said:
-        return StoreError(f"{shown} is not a sound SQLite file ({said}); restore it from a backup")
-    if "disk is full" in said or "No space left" in said:
-        return StoreError(f"{shown} has no room left ({said}); free disk space, then run the command again")
-    if isinstance(error, DBAPIError) and (error.connection_invalidated or "connection" in said):
-        return StoreError(f"{shown} cannot be reached ({said}); see that it runs and that the URL is right")
-    return StoreError(f"{shown}: {said}")
+    known = f"{type(cause).__name__}: {said}"
+    for sign, means, way_out in _WAYS_OUT:
+        if sign in known:
+            return StoreError(f"{shown} {means} ({said}); {way_out}")
+    return StoreError(f"{shown} refused a statement ({known}); this is a fault of kvledger: report it")
 
 
 def _sqlite(url: URL, *, durable: bool) -> Engine:

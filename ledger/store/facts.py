@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import Connection, Table, select, text
 
 from ledger import limits
 from ledger.core.records import Batch, Boot, Dimensions, Source
@@ -83,11 +83,11 @@ def add_boot(connection: Connection, engine: str, boot: Boot, received_us: int) 
 
 
 def insert_batch(
-    db: Database, connection: Connection, batch: Batch, boot: int, receipt: Receipt, learned: Learned
+    db: Database, connection: Connection, batch: Batch, *, boot: int, receipt: Receipt, learned: Learned
 ) -> None:
     """Write the key and the rows of ``batch``, whose boot has the id ``boot``."""
     source = _source_id(db, connection, batch.source, learned)
-    ids = _dimension_ids(db, connection, dimensions_in(batch), learned)
+    ids = dimension_ids(db, connection, dimensions_in(batch), learned)
     key = (
         boot,
         batch.seq,
@@ -116,7 +116,8 @@ def write_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> Non
         return
     driver: Any = connection.connection.driver_connection
     columns = ", ".join(f'"{column.name}"' for column in table.columns)
-    with driver.cursor() as cursor, cursor.copy(f'COPY "{table.name}" ({columns}) FROM STDIN') as copy:
+    statement = f'COPY "{table.name}" ({columns}) FROM STDIN'
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)
 
@@ -125,15 +126,16 @@ def _insert_statement(table: Table) -> str:
     known = table.info.get("insert")
     if known is None:
         marks = ", ".join("?" * len(table.columns))
-        known = table.info["insert"] = f'INSERT INTO "{table.name}" VALUES ({marks})'
+        known = table.info["insert"] = f'INSERT INTO "{table.name}" VALUES ({marks})'  # noqa: S608
     return str(known)
 
 
-def ensure_day(db: Database, day: int) -> None:
-    """Have the partitions of ``day`` in a transaction of its own; only PostgreSQL has any.
+def ensure_day(db: Database, time_us: int) -> None:
+    """Have the partitions of the day of ``time_us`` in a transaction of its own; only PostgreSQL has any.
 
     A partition is made as a table and attached, which keeps no writer of other days waiting.
     """
+    day = day_of(time_us)
     if db.dialect == "sqlite" or day in db.known.setdefault("days", {}):
         return
 
@@ -176,12 +178,8 @@ def _source_id(db: Database, connection: Connection, source: Source, learned: Le
     if known is not None:
         return int(known)
     values = {name: getattr(source, name) for name in tables.sources.columns.keys() if name != "id"}  # noqa: SIM118
-    names = list(values)
     found = connection.execute(
-        text(
-            f"SELECT id FROM sources WHERE {' AND '.join(f'{name} = :{name}' for name in names)}"  # noqa: S608
-        ),
-        values,
+        select(tables.sources.c.id).where(*[tables.sources.c[name] == value for name, value in values.items()])
     ).scalar_one_or_none()
     if found is None:
         found = connection.execute(tables.sources.insert().values(**values).returning(tables.sources.c.id)).scalar_one()
@@ -189,9 +187,10 @@ def _source_id(db: Database, connection: Connection, source: Source, learned: Le
     return int(found)
 
 
-def _dimension_ids(
-    db: Database, connection: Connection, wanted: set[Dimensions], learned: Learned
+def dimension_ids(
+    db: Database, connection: Connection, wanted: set[Dimensions], learned: Learned | None = None
 ) -> dict[Dimensions, int]:
+    """The id of each dimension set; those not seen before are interned in this transaction."""
     known = db.known.get("dimensions", {})
     ids = {dims: known[dims] for dims in wanted if dims in known}
     missing = sorted(wanted - ids.keys())
@@ -203,7 +202,8 @@ def _dimension_ids(
             _intern(connection, new)
             found |= _look_up(connection, new)
         ids |= found
-        learned.dimensions.update(found)
+        if learned is not None:
+            learned.dimensions.update(found)
     return ids
 
 

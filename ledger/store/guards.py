@@ -5,7 +5,10 @@ PostgreSQL: row triggers on a partitioned table reach each of its partitions, al
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FUNCTION = "kvledger_refuse_change"
 MESSAGE = "is append-only"

@@ -1,0 +1,354 @@
+"""Facts read back: batches exactly as they came, requests, those that were lost, and how far each pool has come.
+
+Nothing here is stored: what is lost or delivered follows from the facts, so a late batch changes the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import and_, exists, func, select
+
+from ledger import limits
+from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, RequestRecord, Source
+from ledger.store import tables
+from ledger.store.fact_rows import (
+    admission_of,
+    batch_of,
+    day_of,
+    other_holding_of,
+    request_of,
+    use_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sqlalchemy import ColumnElement, Table
+
+    from ledger.store.database import Connection
+
+_BATCHES_AT_ONCE: Final = 64
+"""Batches read together: a quarter of an hour of one engine, some megabytes."""
+
+_IDS_AT_ONCE: Final = 10_000
+"""Ids in one statement; SQLite allows 32 766 values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBoot:
+    """A boot, and the span of its batches. ``number`` rises in the order in which boots were first accepted."""
+
+    number: int
+    engine: str
+    boot: Boot
+    first_seq: int
+    last_seq: int
+    batches: int
+    last_end_us: int
+
+    @property
+    def missing(self) -> int:
+        """Seqs between the first and the last that never arrived."""
+        return self.last_seq - self.first_seq + 1 - self.batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBatch:
+    """A batch made again from its rows, and the digests that were stored with its key."""
+
+    batch: Batch
+    digest: bytes
+    prev: bytes
+    kept_digest: bytes
+    received_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRequest:
+    """A terminal record and where it came from."""
+
+    engine: str
+    boot_id: str
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRequest:
+    """An admission that its boot left unanswered. ``heard_us`` is the end of the boot's last batch."""
+
+    engine: str
+    boot_id: str
+    admission: Admission
+    heard_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPool:
+    """A pool that is open, and up to when its engine has delivered."""
+
+    engine: str
+    boot_id: str
+    pool: str
+    paying: bool
+    opened_us: int
+    delivered_us: int
+
+
+def engines(connection: Connection) -> tuple[str, ...]:
+    """Every engine that ever had a batch accepted, sorted."""
+    boots = tables.boots.c
+    return tuple(connection.execute(select(boots.engine).distinct().order_by(boots.engine)).scalars())
+
+
+def boots_of(connection: Connection, engine: str | None = None) -> tuple[StoredBoot, ...]:
+    """Boots that still have batches, of one engine or of all, in the order of first acceptance."""
+    boots, batches = tables.boots.c, tables.batches.c
+    query = (
+        select(
+            boots.id,
+            boots.engine,
+            boots.boot_id,
+            boots.anchor_us,
+            boots.started_us,
+            func.min(batches.seq),
+            func.max(batches.seq),
+            func.count(),
+            func.max(batches.end_us),
+        )
+        .join_from(tables.boots, tables.batches, batches.boot == boots.id)
+        .group_by(boots.id, boots.engine, boots.boot_id, boots.anchor_us, boots.started_us)
+        .order_by(boots.id)
+    )
+    if engine is not None:
+        query = query.where(boots.engine == engine)
+    return tuple(
+        StoredBoot(
+            number=row[0],
+            engine=row[1],
+            boot=Boot(boot_id=row[2], anchor_us=row[3], started_us=row[4]),
+            first_seq=row[5],
+            last_seq=row[6],
+            batches=row[7],
+            last_end_us=row[8],
+        )
+        for row in connection.execute(query)
+    )
+
+
+def stored_batches(
+    connection: Connection, boot: StoredBoot, *, first_seq: int = 1, last_seq: int = limits.SEQ_MAX
+) -> Iterator[StoredBatch]:
+    """The batches of a boot by seq, each made again from its rows; memory is bounded whatever their number."""
+    batches = tables.batches.c
+    after = first_seq - 1
+    while True:
+        heads = connection.execute(
+            select(tables.batches)
+            .where(batches.boot == boot.number, batches.seq > after, batches.seq <= last_seq)
+            .order_by(batches.seq)
+            .limit(_BATCHES_AT_ONCE)
+        ).all()
+        if not heads:
+            return
+        after = heads[-1].seq
+        yield from _batches(connection, boot, heads)
+
+
+def load_batch(connection: Connection, engine: str, boot_id: str, seq: int) -> StoredBatch | None:
+    """One batch made again from its rows; None where it is not in the ledger."""
+    for boot in boots_of(connection, engine):
+        if boot.boot.boot_id == boot_id:
+            return next(stored_batches(connection, boot, first_seq=seq, last_seq=seq), None)
+    return None
+
+
+def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Dimensions]:
+    """The dimension sets with these ids."""
+    columns = tables.dimensions.c
+    wanted = sorted(set(ids))
+    found = {}
+    for start in range(0, len(wanted), _IDS_AT_ONCE):
+        chunk = wanted[start : start + _IDS_AT_ONCE]
+        for row in connection.execute(select(tables.dimensions).where(columns.id.in_(chunk))):
+            found[row.id] = Dimensions(
+                tenant=row.tenant,
+                session=row.session,
+                model=row.model,
+                adapter=row.adapter,
+                scenario=row.scenario,
+                priority=row.priority,
+            )
+    return found
+
+
+def requests_between(connection: Connection, start_us: int, end_us: int) -> Iterator[StoredRequest]:
+    """Terminal records that came with batches that begin in ``[start_us, end_us)``, by boot and seq."""
+    batches = tables.batches.c
+    boots = {boot.number: boot for boot in boots_of(connection)}
+    for number, boot in boots.items():
+        seqs = connection.execute(
+            select(func.min(batches.seq), func.max(batches.seq)).where(
+                batches.boot == number, batches.start_us >= start_us, batches.start_us < end_us
+            )
+        ).one()
+        if seqs[0] is None:
+            continue
+        for first in range(seqs[0], seqs[1] + 1, _BATCHES_AT_ONCE):
+            last = min(first + _BATCHES_AT_ONCE - 1, seqs[1])
+            days = (day_of(start_us), day_of(end_us - 1))
+            for record in _requests(connection, number, first, last, days):
+                yield StoredRequest(engine=boot.engine, boot_id=boot.boot.boot_id, record=record)
+
+
+def lost_requests(connection: Connection, now_us: int, engine: str | None = None) -> tuple[LostRequest, ...]:
+    """Admissions that no record answers, of boots that have ended: by a newer boot, or by 15 minutes of silence.
+
+    A record that arrives late answers its admission, and the request is not lost any more.
+    """
+    boots = boots_of(connection, engine)
+    newest = {boot.engine: boot.number for boot in boots}
+    ended = [
+        boot
+        for boot in boots
+        if boot.number != newest[boot.engine] or now_us - boot.last_end_us >= limits.SILENCE_US_MAX
+    ]
+    asked, answered = tables.admissions.c, tables.request_records.c
+    found = []
+    for boot in ended:
+        rows = connection.execute(
+            select(asked.request, asked.parent, asked.dims, asked.prompt_tokens, asked.arrived_us)
+            .where(
+                asked.boot == boot.number,
+                ~exists().where(answered.boot == asked.boot, answered.request == asked.request),
+            )
+            .order_by(asked.seq, asked.pos)
+        ).all()
+        dims = dimensions_by_id(connection, (row[2] for row in rows))
+        found += [
+            LostRequest(
+                engine=boot.engine,
+                boot_id=boot.boot.boot_id,
+                admission=admission_of(row, dims),
+                heard_us=boot.last_end_us,
+            )
+            for row in rows
+        ]
+    return tuple(found)
+
+
+def open_pools(connection: Connection) -> tuple[OpenPool, ...]:
+    """Pools without a close of the newest boot of each engine, and how far each has delivered."""
+    opens, closes = tables.pool_opens.c, tables.pool_closes.c
+    newest = {boot.engine: boot for boot in boots_of(connection)}
+    found = []
+    for boot in newest.values():
+        closed = exists().where(
+            closes.boot == opens.boot, closes.pool == opens.pool, closes.seq >= opens.seq, closes.at_us >= opens.at_us
+        )
+        rows = connection.execute(
+            select(opens.pool, opens.paying, opens.at_us)
+            .where(opens.boot == boot.number, ~closed)
+            .order_by(opens.pool, opens.at_us)
+        )
+        found += [
+            OpenPool(
+                engine=boot.engine,
+                boot_id=boot.boot.boot_id,
+                pool=row[0],
+                paying=bool(row[1]),
+                opened_us=row[2],
+                delivered_us=boot.last_end_us,
+            )
+            for row in rows
+        ]
+    return tuple(found)
+
+
+def _batches(connection: Connection, boot: StoredBoot, heads: Sequence[Any]) -> Iterator[StoredBatch]:
+    seqs = (heads[0].seq, heads[-1].seq)
+    days = (min(head.day for head in heads), max(head.day for head in heads))
+    rows: dict[int, dict[Table, list[tuple[Any, ...]]]] = {head.seq: {} for head in heads}
+    for table in (*tables.OF_BOOTS, *tables.PARTITIONED):
+        for seq, row in _rows(connection, table, boot.number, seqs, days):
+            if seq in rows:
+                rows[seq].setdefault(table, []).append(row)
+    dims = dimensions_by_id(
+        connection,
+        (row[at] for found in rows.values() for table, at in _DIMS_AT.items() for row in found.get(table, ())),
+    )
+    sources = _sources(connection, {head.source for head in heads})
+    for head in heads:
+        yield StoredBatch(
+            batch=batch_of(
+                source=sources[head.source],
+                boot=boot.boot,
+                seq=head.seq,
+                start_us=head.start_us,
+                end_us=head.end_us,
+                skew_us=head.skew_us,
+                has_standing=bool(head.has_standing),
+                rows=rows[head.seq],
+                dims=dims,
+            ),
+            digest=bytes(head.digest),
+            prev=bytes(head.prev),
+            kept_digest=bytes(head.kept_digest),
+            received_us=head.received_us,
+        )
+
+
+_DIMS_AT: Final[Mapping[Table, int]] = {
+    table: [column.name for column in table.columns if column.name not in ("day", "boot", "seq")].index("dims")
+    for table in tables.PARTITIONED
+    if "dims" in table.columns
+}
+
+
+def _rows(
+    connection: Connection, table: Table, boot: int, seqs: tuple[int, int], days: tuple[int, int]
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """(seq, row from its place on) of the rows of a range of batches, by place."""
+    columns = [column for column in table.columns if column.name not in ("day", "boot", "seq")]
+    keys = [column for column in table.primary_key.columns if column.name in ("seq", "pos", "sub")]
+    query = select(table.c.seq, *columns).where(_within(table, boot, seqs, days)).order_by(*keys)
+    for row in connection.execute(query):
+        yield row[0], tuple(row)[1:]
+
+
+def _within(table: Table, boot: int, seqs: tuple[int, int], days: tuple[int, int]) -> ColumnElement[bool]:
+    condition = and_(table.c.boot == boot, table.c.seq.between(*seqs))
+    return and_(table.c.day.between(*days), condition) if "day" in table.columns else condition
+
+
+def _requests(
+    connection: Connection, boot: int, first: int, last: int, days: tuple[int, int]
+) -> Iterator[RequestRecord]:
+    seqs = (first, last)
+    uses: dict[tuple[int, int], list[Any]] = {}
+    for seq, row in _rows(connection, tables.request_uses, boot, seqs, days):
+        uses.setdefault((seq, row[0]), []).append(use_of(row[2:]))
+    holdings: dict[tuple[int, int], list[Any]] = {}
+    for seq, row in _rows(connection, tables.request_holdings, boot, seqs, days):
+        holdings.setdefault((seq, row[0]), []).append(other_holding_of(row[2:]))
+    rows = list(_rows(connection, tables.request_records, boot, seqs, days))
+    dims = dimensions_by_id(connection, (row[_DIMS_AT[tables.request_records]] for _, row in rows))
+    for seq, row in rows:
+        key = (seq, row[0])
+        yield request_of(row[1:], dims, tuple(uses.get(key, ())), tuple(holdings.get(key, ())))
+
+
+def _sources(connection: Connection, ids: set[int]) -> dict[int, Source]:
+    return {
+        row.id: Source(
+            engine=row.engine,
+            origin=Origin(row.origin),
+            cluster=row.cluster,
+            namespace=row.namespace,
+            pod=row.pod,
+            host=row.host,
+            software=row.software,
+        )
+        for row in connection.execute(select(tables.sources).where(tables.sources.c.id.in_(sorted(ids))))
+    }
