@@ -39,6 +39,7 @@ class Outcome:
 
     ``missing_before``: seqs between the batch before and this one that had not arrived. ``ahead``: it lies
     after its receipt, within bounds. ``lost``: an earlier boot claims its time, so it is stored, not valid.
+    ``batch`` is there where it was accepted, for whoever shows what is going on now.
     """
 
     status: Status
@@ -46,6 +47,7 @@ class Outcome:
     missing_before: int = 0
     ahead: bool = False
     lost: bool = False
+    batch: Batch | None = None
 
 
 def accept(db: Database, raw: bytes, received_us: int) -> Outcome:
@@ -131,7 +133,7 @@ def _take(
     )
     facts.insert_batch(db, connection, batch, boot=boot, receipt=taken, learned=learned)
     lost = receipt.settle_overlaps(connection, engine, boot, batch, received_us)
-    return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, lost=lost)
+    return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, lost=lost, batch=batch)
 
 
 def _place(connection: Connection, decoded: Decoded, known: tuple[int, Boot] | None) -> int | Outcome | Refusal:

@@ -1,0 +1,160 @@
+"""What is going on now: each batch that is taken feeds the metrics of the process that took it.
+
+Invariant: only a batch of now does (received at most two minutes after its period ended, accepted for the first
+time, valid); a spool that drains moves the books, the lag and nothing else. Labels come from engines and headers,
+so the metrics bound them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ledger import limits
+from ledger import metrics as m
+from ledger.core.quantiles import bucket_middle
+from ledger.core.records import Outcome as Ending
+from ledger.ingest import Outcome, Status
+from ledger.store.tables import PREEMPTION_COLUMNS, TOKEN_COLUMNS
+
+if TYPE_CHECKING:
+    from ledger.core.records import Batch, Histogram, PoolOpen, PoolPeriod
+    from ledger.metrics import Labels, Metrics
+
+_LATENCIES: Final = {
+    "queue_us": m.QUEUE_TIME,
+    "first_token_us": m.FIRST_TOKEN_TIME,
+    "inter_token_us": m.INTER_TOKEN_TIME,
+    "end_to_end_us": m.END_TO_END_TIME,
+}
+"""The hooks' histograms (docs/hook.md) that are told apart by scenario and priority."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    boot: str
+    shards: dict[str, tuple[str, ...]]
+    """Names of the shards of each open pool."""
+
+
+class Live:
+    """Feeds :class:`~ledger.metrics.Metrics` from answered batches; thread-safe."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._engines: dict[str, _Engine] = {}
+        self._lock = threading.Lock()
+
+    def answered(self, outcome: Outcome, received_us: int) -> None:
+        """Count an answer, and show its batch if it is one of now."""
+        metrics = self._metrics
+        reason = "" if outcome.refusal is None else outcome.refusal.reason
+        metrics.add(m.BATCHES, (outcome.status.value, reason))
+        batch = outcome.batch
+        if outcome.status is not Status.ACCEPTED or batch is None:
+            return
+        engine = batch.source.engine
+        for metric, by in (
+            (m.BATCH_GAPS, outcome.missing_before),
+            (m.BATCHES_LOST, int(outcome.lost)),
+            (m.BATCHES_AHEAD, int(outcome.ahead)),
+        ):
+            if by:
+                metrics.add(metric, (engine,), by)
+        lag_us = received_us - batch.end_us
+        metrics.observe(m.BATCH_LAG, (), max(0, lag_us) / 1e6)
+        if lag_us <= limits.LIVE_AGE_US_MAX and not outcome.lost:
+            self._show(batch)
+
+    def _show(self, batch: Batch) -> None:
+        engine, metrics = batch.source.engine, self._metrics
+        metrics.put(m.ENGINE_HEARD, (engine,), batch.end_us / 1e6)
+        metrics.put(m.ENGINE_SKEW, (engine,), batch.skew_us / 1e6)
+        self._show_pools(batch)
+        self._show_work(batch)
+        for histogram in batch.histograms:
+            self._show_histogram(engine, histogram)
+        for request in batch.requests:
+            scenario = request.dims.scenario
+            metrics.add(m.REQUESTS, (scenario, request.outcome.value))
+            metrics.observe(m.REQUEST_LENGTH, (scenario, "in"), request.prompt_tokens)
+            metrics.observe(m.REQUEST_LENGTH, (scenario, "out"), request.tokens.output)
+            if request.outcome is Ending.FINISHED:
+                # The value itself is in the hook's histogram; only its trace to a session is added.
+                metrics.remark(
+                    m.END_TO_END_TIME,
+                    (scenario, str(request.dims.priority)),
+                    (request.ended_us - request.arrived_us) / 1e6,
+                    exemplar=("session", request.dims.session, request.ended_us / 1e6),
+                )
+
+    def _show_pools(self, batch: Batch) -> None:
+        engine = batch.source.engine
+        with self._lock:
+            known = self._engines.get(engine)
+            if known is None or known.boot != batch.boot.boot_id:
+                self._forget_pools(engine)
+                known = self._engines[engine] = _Engine(boot=batch.boot.boot_id, shards={})
+                if len(self._engines) > m.ENGINES:
+                    gone = next(iter(self._engines))
+                    del self._engines[gone]
+                    self._forget_pools(gone)
+            for opened in batch.opens:
+                known.shards[opened.pool] = _shards(opened)
+            for pool in batch.pools:
+                self._show_pool(engine, pool, known.shards.get(pool.pool, ("",)), batch.end_us - batch.start_us)
+            for closed in batch.closes:
+                known.shards.pop(closed.pool, None)
+            if batch.closes and not known.shards:
+                self._forget_pools(engine)
+
+    def _show_pool(self, engine: str, pool: PoolPeriod, shards: tuple[str, ...], length_us: int) -> None:
+        free = pool.blocks - pool.active_blocks_end - pool.cached_blocks_end
+        states = (("active", pool.active_blocks_end), ("cached", pool.cached_blocks_end), ("free", free))
+        for shard in shards:
+            where = (engine, pool.pool, shard)
+            if length_us:
+                self._metrics.put(m.KV_UTILIZATION, where, pool.active_block_us / (pool.blocks * length_us))
+            for state, blocks in states:
+                self._metrics.put(m.KV_BLOCKS, (*where, state), blocks)
+
+    def _forget_pools(self, engine: str) -> None:
+        self._metrics.forget(m.KV_UTILIZATION, engine)
+        self._metrics.forget(m.KV_BLOCKS, engine)
+
+    def _show_work(self, batch: Batch) -> None:
+        engine, metrics = batch.source.engine, self._metrics
+        steps, step_us = sum(pool.steps for pool in batch.pools), sum(pool.step_us for pool in batch.pools)
+        if steps:
+            metrics.add(m.ENGINE_STEPS, (engine,), steps)
+            metrics.add(m.ENGINE_STEP_TIME, (engine,), step_us / 1e6)
+        for name in TOKEN_COLUMNS:
+            if tokens := sum(getattr(row.tokens, name) for row in batch.sessions):
+                metrics.add(m.ENGINE_TOKENS, (engine, name), tokens)
+        for name in PREEMPTION_COLUMNS:
+            if times := sum(getattr(row.preemptions, name) for row in batch.sessions):
+                metrics.add(m.ENGINE_PREEMPTIONS, (engine, name), times)
+
+    def _show_histogram(self, engine: str, histogram: Histogram) -> None:
+        labels: dict[str, str] = dict(histogram.labels)
+        to: tuple[m.Metric, Labels, float] | None = None
+        if metric := _LATENCIES.get(histogram.name):
+            to = metric, (labels.get("scenario", ""), labels.get("priority", "")), 1e6
+        elif histogram.name == "step_latency_us":
+            to = m.STEP_LATENCY, (engine, labels.get("phase", "")), 1e6
+        elif histogram.name == "step_batch_requests":
+            to = m.STEP_REQUESTS_SCHEDULED, (engine,), 1
+        if to is not None:
+            # Negative indices mean nothing to core.quantiles; a hook of another make could send them.
+            pairs = [(bucket_middle(index) / to[2], count) for index, count in histogram.buckets if index >= 0]
+            self._metrics.merge(to[0], to[1], pairs, histogram.total / to[2])
+
+
+def _shards(opened: PoolOpen) -> tuple[str, ...]:
+    """Names of a pool's shards: their ranks, and the GPU where it is known."""
+    names = tuple(
+        f"dp{shard.dp}pp{shard.pp}tp{shard.tp}" + (f" {shard.gpu_uuid}" if shard.gpu_uuid else "")
+        for shard in opened.shards[: limits.POOLS_MAX]
+    )
+    return names or ("",)
