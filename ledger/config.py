@@ -25,8 +25,8 @@ from ledger.errors import Refusal, UsageError
 
 ENV_PREFIX = "KVLEDGER_"
 
-ENV_OF_OTHERS = re.compile(r"KVLEDGER_(CONFIG|TRACES|PORT(_.*)?|SERVICE_(HOST|PORT(_.*)?))")
-"""Names with our prefix that are no settings: where the file lies, where the tests' traces lie, and what
+ENV_OF_OTHERS = re.compile(r"KVLEDGER_(CONFIG|TRACES|URL|TOKEN|PORT(_.*)?|SERVICE_(HOST|PORT(_.*)?))")
+"""Names with our prefix that are no settings: where the file and the traces lie, what an engine beside us sends by, and what
 Kubernetes puts into every pod beside a Service that is called ``kvledger``."""
 
 DEFAULT_FILE = "kvledger.toml"
@@ -52,6 +52,10 @@ class Settings:
     cached_weight_milli: int
     kv_share_ppm: int
     fact_retention_days: int
+    listen: tuple[str, int]
+    metrics_open: bool
+    metrics_tenants: int
+    settle_grace_s: int
 
     def terms(self) -> Terms:
         """What the months that begin from now on are allocated by."""
@@ -159,6 +163,20 @@ def _database(text: str) -> str:
     return text
 
 
+def _listen(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65_535 or any(c.isspace() for c in host):
+        raise ValueError("it is no ADDRESS:PORT")
+    return host, int(port)
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError("it is neither yes nor no")
+    return text == "yes"
+
+
 STATE_DIR = Setting(
     name="state_dir",
     default="~/.local/state/kvledger",
@@ -222,6 +240,34 @@ FACT_RETENTION_DAYS = Setting(
     about="How long facts are kept (a month must still be there when it is closed). The journal is kept for ever.",
     parse=_whole(32, 3660),
 )
+LISTEN = Setting(
+    name="listen",
+    default="127.0.0.1:8790",
+    limit="ADDRESS:PORT, an IPv6 address in brackets; port 0: any that is free",
+    about="Where the service listens. Beyond the loopback put TLS in front of it: tokens travel in headers.",
+    parse=_listen,
+)
+METRICS_OPEN = Setting(
+    name="metrics_open",
+    default="yes",
+    limit="yes or no",
+    about="Whether `/metrics` answers without a token. With no, Prometheus sends one that may read.",
+    parse=_yes_or_no,
+)
+METRICS_TENANTS = Setting(
+    name="metrics_tenants",
+    default=str(limits.TENANT_SERIES_MAX),
+    limit=f"a whole number from 0 to {limits.TENANT_SERIES_MAX}",
+    about="Tenants with series of their own in `/metrics`, the dearest first; the rest is `other`. 0: none.",
+    parse=_whole(0, limits.TENANT_SERIES_MAX),
+)
+SETTLE_GRACE_S = Setting(
+    name="settle_grace_s",
+    default="120",
+    limit="a whole number of seconds from 0 to 3600",
+    about="How long after an hour has ended it is settled. Later facts are booked as a revision.",
+    parse=_whole(0, 3600),
+)
 DECLARED: tuple[Setting[object], ...] = (
     STATE_DIR,
     DATABASE,
@@ -232,6 +278,10 @@ DECLARED: tuple[Setting[object], ...] = (
     CACHED_WEIGHT,
     KV_SHARE,
     FACT_RETENTION_DAYS,
+    LISTEN,
+    METRICS_OPEN,
+    METRICS_TENANTS,
+    SETTLE_GRACE_S,
 )
 
 
@@ -263,6 +313,10 @@ def load(
         cached_weight_milli=cached,
         kv_share_ppm=_read(given, KV_SHARE),
         fact_retention_days=_read(given, FACT_RETENTION_DAYS),
+        listen=_read(given, LISTEN),
+        metrics_open=_read(given, METRICS_OPEN),
+        metrics_tenants=_read(given, METRICS_TENANTS),
+        settle_grace_s=_read(given, SETTLE_GRACE_S),
     )
 
 
