@@ -26,8 +26,8 @@ from ledger.errors import Refusal, UsageError
 ENV_PREFIX = "KVLEDGER_"
 
 ENV_OF_OTHERS = re.compile(r"KVLEDGER_(CONFIG|TRACES|URL|TOKEN|PORT(_.*)?|SERVICE_(HOST|PORT(_.*)?))")
-"""Names with our prefix that are no settings: where the file and the traces lie, what an engine beside us sends by, and what
-Kubernetes puts into every pod beside a Service that is called ``kvledger``."""
+"""Names with our prefix that are no settings: where the file and the traces lie, what an engine beside us sends by,
+and what Kubernetes puts into every pod beside a Service that is called ``kvledger``."""
 
 DEFAULT_FILE = "kvledger.toml"
 """Read from the current directory where no other file is named, if it is there."""
