@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,7 +50,7 @@ def test_a_recorded_trace_is_told_by_its_first_row_and_read_whole(traces_dir: Pa
     requests = list(trace.requests())
     assert len(requests) == count
     assert requests[0].arrival_us < 1_000_000
-    assert all(a.arrival_us <= b.arrival_us for a, b in zip(requests, requests[1:], strict=False))
+    assert all(a.arrival_us <= b.arrival_us for a, b in pairwise(requests))
     assert len({request.request for request in requests}) == count
     assert trace.file.bytes_read == trace.file.bytes_total
 
@@ -88,13 +88,12 @@ def test_mooncake_blocks_that_share_a_hash_share_engine_blocks_of_any_size(trace
 
 def test_hashes_taken_over_from_the_request_before_are_those_it_would_have_itself(traces_dir: Path) -> None:
     session = next(open_trace(traces_dir / FILES["agent-sessions"][0]).requests())
-    earlier: list[int] = []
+    earlier: dict[int, list[int]] = {16: [], 48: [], 64: []}
     for request in islice(unrolled(session), 60):
-        for size in (16, 64, 48):
+        for size, before in earlier.items():
             whole = block_hashes(request, size)
-            assert block_hashes(request, size, block_hashes(previous, size) if earlier else ()) == whole
-        earlier = whole
-        previous = request
+            assert block_hashes(request, size, before) == whole
+            earlier[size] = whole
 
 
 def test_token_ids_are_hashed_with_the_answer_so_that_a_next_turn_hits_it(traces_dir: Path) -> None:
@@ -216,7 +215,7 @@ def test_rows_too_far_out_of_order_to_be_sorted_are_refused(tmp_path: Path) -> N
     path = tmp_path / "trace"
     times = [*range(1000, 6000), 0]
     path.write_text("".join(json.dumps(MOONCAKE | {"timestamp": at}) + "\n" for at in times))
-    with pytest.raises(UsageError, match="line 5001: .*sort the file"):
+    with pytest.raises(UsageError, match=r"line 5001: .*sort the file"):
         list(open_trace(path).requests())
 
 
