@@ -271,7 +271,8 @@ class Settler:
             opens=tuple(cut.opens),
             closes=tuple(cut.closes),
             admissions=tuple(cut.admissions),
-            pools=tuple(pools),
+            # A close at the very end of a period leaves none after it, and no totals to tell of.
+            pools=tuple(pools) if length or sessions else (),
             sessions=tuple(sessions),
             standing=standing,
             requests=tuple(_record(request, anchor, lead) for request in cut.complete),
