@@ -334,6 +334,10 @@ def pool_hour(engine: str, start_us: int, end_us: int, pool: PoolRollup) -> tupl
     return (engine, pool.pool, start_us, end_us, int(pool.paying), *pool.values())
 
 
+USAGE_HOUR = tuple(column.name for column in t.usage_hours.columns)
+"""The columns of ``usage_hours``, in their order."""
+
+
 def usage_hour(engine: str, pool: str, start_us: int, dims: int, usage: SessionUsage) -> tuple[Any, ...]:
     """A row of ``usage_hours``, in the order of its columns."""
     row = usage.row
