@@ -95,9 +95,13 @@ def _events(batch: Batch) -> Iterator[Refusal]:
 def _pool(batch: Batch, pool: PoolPeriod) -> Iterator[Refusal]:
     """Law 1, over the time in which the pool was open within the batch."""
     total = pool.active_block_us + pool.cached_block_us + pool.free_block_us
-    capacity = _capacity_block_us(batch, pool)
+    capacity = _capacity_block_us(batch, pool, total)
     if total != capacity:
         detail = f"pool {pool.pool!r}: active + cached + free = {total}, blocks x length = {capacity} block-µs"
+        yield _refusal(Reason.POOL_SUM, detail)
+    opened = [(event.at_us, event.blocks) for event in batch.opens if event.pool == pool.pool]
+    if opened and max(opened)[1] != pool.blocks:
+        detail = f"pool {pool.pool!r} opens with {max(opened)[1]} blocks, its totals say {pool.blocks}"
         yield _refusal(Reason.POOL_SUM, detail)
     if pool.active_blocks_end + pool.cached_blocks_end > pool.blocks:
         detail = f"pool {pool.pool!r} ends with {pool.active_blocks_end} + {pool.cached_blocks_end} of {pool.blocks}"
@@ -112,17 +116,24 @@ def _pool(batch: Batch, pool: PoolPeriod) -> Iterator[Refusal]:
         yield _refusal(Reason.STEP_SUM, detail)
 
 
-def _capacity_block_us(batch: Batch, pool: PoolPeriod) -> int:
+def _capacity_block_us(batch: Batch, pool: PoolPeriod, total: int) -> int:
     """``blocks * length``: a pool counts from its opening to its closing within the batch."""
     events = [(opened.at_us, 1, opened.blocks) for opened in batch.opens if opened.pool == pool.pool]
     events += [(closed.at_us, 0, 0) for closed in batch.closes if closed.pool == pool.pool]
     events.sort()
-    is_open = not events or events[0][1] == 0
-    total, since, blocks = 0, batch.start_us, pool.blocks
+    is_open, since, blocks, capacity, carried_us = True, batch.start_us, pool.blocks, 0, 0
+    if events and events[0][1]:
+        is_open = False
+    elif len(events) > 1:
+        # It was open before, closes and opens again: with how many blocks it came in is not in this batch.
+        carried_us = events[0][0] - since
+        is_open, since = False, events.pop(0)[0]
     for at, opens, count in events:
-        total += (at - since) * blocks if is_open else 0
+        capacity += (at - since) * blocks if is_open else 0
         is_open, since, blocks = bool(opens), at, count or blocks
-    return total + ((batch.end_us - since) * blocks if is_open else 0)
+    capacity += (batch.end_us - since) * blocks if is_open else 0
+    rest = total - capacity
+    return total if carried_us and rest >= 0 and rest % carried_us == 0 else capacity + carried_us * pool.blocks
 
 
 def _sessions(batch: Batch, pools: dict[str, PoolPeriod]) -> Iterator[Refusal]:

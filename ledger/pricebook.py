@@ -171,11 +171,6 @@ class PriceBook:
         return claims
 
 
-def over_assigned(terms: AssetTerms) -> bool:
-    """Whether the shares of the asset pass the whole at some instant (they cannot, unless somebody's rows say so)."""
-    return any(sum(s.share_ppm for s in _at(terms.shares, span.valid_from_us)) > WHOLE_PPM for span in terms.shares)
-
-
 def unassigned(terms: AssetTerms, start_us: int, end_us: int) -> bool:
     """Whether some of the asset belongs to nobody in some part of ``[start_us, end_us)``."""
     edges = {edge for p in terms.prices for edge in (p.valid_from_us, p.valid_to_us)}

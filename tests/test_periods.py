@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -59,7 +60,7 @@ def test_cutting_tiles_the_interval_at_the_grid(start: int, length: int) -> None
     assert sum(piece.length_us for piece in pieces) == length
     assert all(0 < piece.length_us <= PERIOD_US for piece in pieces)
     assert all(on_grid(piece.end_us) for piece in pieces[:-1])
-    assert all(one.end_us == two.start_us for one, two in zip(pieces, pieces[1:], strict=False))
+    assert all(one.end_us == two.start_us for one, two in pairwise(pieces))
 
 
 def test_intervals_overlap_half_open() -> None:

@@ -8,6 +8,8 @@ into which (coverage), what each session used (usage, standing), and the divisio
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ledger.core.coverage import SegmentScale, coverage
 from ledger.core.dividing import Amounts
 from ledger.core.money import apportion
@@ -31,7 +33,7 @@ from ledger.core.settlement import (
     ShareSpan,
     Terms,
 )
-from ledger.core.timeline import State, timeline, trimmed
+from ledger.core.timeline import State, apart, timeline, trimmed
 from ledger.core.usage import SegmentUse, Usage
 
 __all__ = [
@@ -73,10 +75,14 @@ def allocate(inputs: IntervalInputs) -> Allocation:
     assert 0 <= terms.kv_share_ppm <= WHOLE_PPM, terms
     assert inputs.start_us < inputs.end_us, inputs
     inputs = trimmed(inputs)
+    periods, overlapping = apart(inputs.periods)
+    inputs = replace(inputs, periods=tuple(periods))
     spans = timeline(inputs)
     parts = segments(inputs, spans)
     covered = coverage(inputs.periods, spans, parts, terms)
     usage = Usage(covered, inputs.boots, terms, inputs.start_us)
+    for facts in overlapping:
+        usage.findings.add("overlap", f"boot {facts.boot_id} batch {facts.seq} claims time of another period")
     books = {basis: Amounts(dims=usage.dims, findings=usage.findings) for basis in Basis}
     segment_terms = tuple(
         _settle(segment, scale, use, terms, books)

@@ -60,8 +60,6 @@ class Coverage:
 
     periods: tuple[CoveredPeriod, ...]
     scales: tuple[SegmentScale, ...]
-    overlapping: tuple[PeriodFacts, ...]
-    """Periods that claim time of an earlier one: they are counted nowhere."""
 
 
 def is_charged(facts: PeriodFacts) -> bool:
@@ -73,12 +71,11 @@ def coverage(
     periods: Sequence[PeriodFacts], spans: Sequence[Span], segments: Sequence[Segment], terms: Terms
 ) -> Coverage:
     """Place every period of a paying pool; those before the first segment have no pieces."""
-    kept, overlapping = _apart(periods)
     starts = [segment.start_us for segment in segments]
     cuts: list[list[tuple[int, int]]] = []
     lengths: list[int] = []
     scales = [1] * len(segments)
-    for facts in kept:
+    for facts in periods:
         within = facts.pool is not None and facts.start_us >= starts[0]
         parts = covered(spans, facts) if within else []
         length = sum(end - start for start, end in parts)
@@ -88,16 +85,16 @@ def coverage(
                 scales[index] = math.lcm(scales[index], length)
         cuts.append(places)
         lengths.append(length)
-    charged = [is_charged(facts) for facts in kept]
+    charged = [is_charged(facts) for facts in periods]
     wholes = [1] * len(segments)
-    for facts, is_busy, places in zip(kept, charged, cuts, strict=True):
+    for facts, is_busy, places in zip(periods, charged, cuts, strict=True):
         weighted = _weighted(facts, terms)
         if is_busy and weighted:
             for index, _ in places:
                 wholes[index] = math.lcm(wholes[index], weighted)
     observed, steps, weighted_sums = [0] * len(segments), [0] * len(segments), [0] * len(segments)
     found = []
-    for facts, is_busy, length, places in zip(kept, charged, lengths, cuts, strict=True):
+    for facts, is_busy, length, places in zip(periods, charged, lengths, cuts, strict=True):
         weighted = _weighted(facts, terms) if is_busy else 0
         pieces = []
         for index, part_us in places:
@@ -120,25 +117,7 @@ def coverage(
             )
             for i in range(len(segments))
         ),
-        overlapping=tuple(overlapping),
     )
-
-
-def _apart(periods: Sequence[PeriodFacts]) -> tuple[list[PeriodFacts], list[PeriodFacts]]:
-    """The periods that claim time for themselves alone, in the order given, and the others."""
-    taken: list[tuple[int, int]] = []
-    lost: list[PeriodFacts] = []
-    for facts in periods:
-        if facts.pool is None or facts.start_us >= facts.end_us:
-            continue
-        at = bisect_right(taken, (facts.start_us, facts.end_us))
-        clear = (at == 0 or taken[at - 1][1] <= facts.start_us) and (at == len(taken) or facts.end_us <= taken[at][0])
-        if clear:
-            taken.insert(at, (facts.start_us, facts.end_us))
-        else:
-            lost.append(facts)
-    gone = {id(facts) for facts in lost}
-    return [facts for facts in periods if id(facts) not in gone], lost
 
 
 def _places(

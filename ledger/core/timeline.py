@@ -69,6 +69,26 @@ def trimmed(inputs: IntervalInputs) -> IntervalInputs:
     )
 
 
+def apart(periods: Sequence[PeriodFacts]) -> tuple[list[PeriodFacts], list[PeriodFacts]]:
+    """The periods that claim time for themselves alone, in the order given; and those that come too late for it.
+
+    The store has settled who came first already; this is for facts that are broken nevertheless.
+    """
+    taken: list[tuple[int, int]] = []
+    lost: list[PeriodFacts] = []
+    for facts in periods:
+        if facts.pool is None or facts.start_us >= facts.end_us:
+            continue
+        at = bisect_right(taken, (facts.start_us, facts.end_us))
+        clear = (at == 0 or taken[at - 1][1] <= facts.start_us) and (at == len(taken) or facts.end_us <= taken[at][0])
+        if clear:
+            taken.insert(at, (facts.start_us, facts.end_us))
+        else:
+            lost.append(facts)
+    gone = {id(facts) for facts in lost}
+    return [facts for facts in periods if id(facts) not in gone], lost
+
+
 def timeline(inputs: IntervalInputs) -> tuple[Span, ...]:
     """The states of the engine over the interval, in order, without a hole and none equal to its neighbour."""
     spans = [Span(start_us=inputs.start_us, end_us=inputs.end_us, state=State.VACANT)]

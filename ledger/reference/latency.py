@@ -43,3 +43,13 @@ RTX_4090_LLAMA_8B = LatencyModel(
     per_sequence_ns=40_000,
     per_kv_token_ps=140_000,
 )
+
+LARGE_MODEL = LatencyModel(
+    name="invented: 1 T parameters in 8 bits, read at 8 TB/s",
+    fixed_ns=125_000_000,
+    per_prefill_token_ns=400_000,
+    per_prefill_pair_ps=200,
+    per_sequence_ns=60_000,
+    per_kv_token_ps=40_000,
+)
+"""Slow on purpose: a simulated day of it is a moderate number of steps."""

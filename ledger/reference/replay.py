@@ -54,6 +54,7 @@ class ReplaySummary:
 def replay(
     requests: Iterable[TraceRequest],
     *,
+    name: str = "engine",
     engines: int = 1,
     blocks: int,
     block_size: int = 16,
@@ -72,12 +73,12 @@ def replay(
 ) -> ReplaySummary:
     """Replay ``requests`` (in order of ``arrival_us``) and return the summary.
 
-    Every engine (``engine-0`` …) has a pool ``kv`` of ``blocks`` usable blocks of ``block_size`` tokens, one
-    shard with GPU ``sim-engine-0`` …, one boot started at wall time ``start_us``; the pool opens and traffic
-    starts ``load_us`` later, warm-up requests (tenant ``system``) first. ``emit`` gets each batch in the order
-    of periods, engines interleaved, on this thread. ``events`` gets each line of the audit log (with its
-    newline); see :mod:`ledger.reference.events`. ``progress`` gets (requests ended, wall time) now and then:
-    at least once a simulated period and never more often than each 64 requests.
+    Every engine (``engine-0`` …, after ``name``) has a pool ``kv`` of ``blocks`` usable blocks of ``block_size``
+    tokens, one shard with GPU ``sim-engine-0`` …, one boot started at wall time ``start_us``; the pool opens and
+    traffic starts ``load_us`` later, warm-up requests (tenant ``system``) first. ``emit`` gets each batch in the
+    order of periods, engines interleaved, on this thread. ``events`` gets each line of the audit log (with its
+    newline); see :mod:`ledger.reference.events`. ``progress`` gets (requests ended, wall time) now and then: at
+    least once a simulated period, otherwise no more often than each 64 requests.
 
     A session stays on one engine (stable hash of tenant and session; requests without a session go by their
     own id). All engines close at the same instant, once nothing is left to do. ``acceptance_ratio`` is the
@@ -88,7 +89,7 @@ def replay(
     fleet = [
         Engine(
             EngineConfig(
-                name=f"engine-{number}",
+                name=f"{name}-{number}",
                 blocks=blocks,
                 block_size=block_size,
                 start_us=start_us,

@@ -148,12 +148,13 @@ postings = _derived(
     "postings",
     Column("transaction_id", Text, primary_key=True),
     Column("line", Int, primary_key=True, autoincrement=False),
-    integer("reversal"),
+    text("side"),
     text("account"),
     text("kind"),
     text("tenant"),
-    text("asset_id"),
     integer("amount_nanos"),
+    Column("asset_us", Int),
+    integer("reversal"),
 )
 """Debits are positive, credits of assets negative; ``reversal`` marks those that undo the revision before."""
 
@@ -200,13 +201,12 @@ memo_lines = _derived(
     *_key("asset_group", "start_us", "use_start_us", "booked_month", "basis", "tenant", "memo"),
     text("month"),
     integer("quantity"),
-    integer("amount_nanos"),
-    integer("valued"),
+    Column("amount_nanos", Int),
     Index("ix_memo_lines_booked_month", "booked_month", "basis"),
     Index("ix_memo_lines_use_start_us", "asset_group", "use_start_us"),
 )
-"""Waste by kind: may overlap, never summed. ``use_start_us`` is the interval in which it arose; ``valued`` is
-0 where there is a quantity and no money to it."""
+"""Waste by kind: may overlap, never summed. ``use_start_us`` is the interval in which it arose; an
+amount is absent where there is a quantity and no money to it."""
 
 segments = _derived(
     "segments",

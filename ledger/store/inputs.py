@@ -2,13 +2,12 @@
 
 Invariant: an interval depends on the facts of its own UTC hour and on boots alone, so that a fact that arrives
 elsewhere never makes a settled interval look changed. A session's cached count is known from the standing counts
-that go along with each hour's first batch; an interval that begins later in the hour is given the counts that its
-first period ends with, made from the periods before it.
+that go along with each hour's first batch; an interval that begins later in the hour gets the periods before it, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, and_, exists, func, select
@@ -35,7 +34,7 @@ from ledger.store import tables as f
 from ledger.store.tables import HOLDING_COLUMNS, PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DAY_US = 86_400_000_000
 IDS_PER_QUERY = 500
@@ -300,22 +299,18 @@ class PeriodReader:
         self._dims: dict[int, Dimensions] = {}
 
     def periods(
-        self, boots: Sequence[EngineBoot], pool_of: Callable[[EngineBoot], str | None], start_us: int, end_us: int
+        self, boots: Sequence[EngineBoot], pools: Mapping[int, str], start_us: int, end_us: int
     ) -> tuple[PeriodFacts, ...]:
-        """The valid periods of each boot's pool in ``[start_us, end_us)``, in (boot, seq) order.
+        """The valid periods of one pool of each boot, in (boot, seq) order, from the UTC hour of ``start_us`` on.
 
-        Where the interval begins within a UTC hour, the first period carries the standing counts that it ends
-        with, if they are known.
+        ``pools`` names the pool by the boot's number; an empty name leaves the boot out.
         """
-        scope_us = start_us - start_us % HOUR_US
-        headers = load_headers(self._connection, boots, scope_us, end_us)
+        headers = load_headers(self._connection, boots, start_us - start_us % HOUR_US, end_us)
         periods: list[PeriodFacts] = []
         for boot in boots:
             own = [header for header in headers if header.boot == boot.number and not header.lost]
-            pool = pool_of(boot)
-            if own and pool is not None:
-                loaded = self._of_boot(boot, pool, own)
-                periods += loaded if scope_us == start_us else _from_within(loaded, pool, start_us)
+            if own and pools[boot.number]:
+                periods += self._of_boot(boot, pools[boot.number], own)
         return tuple(periods)
 
     def dimensions(self, numbers: Iterable[int]) -> dict[int, Dimensions]:
@@ -413,34 +408,6 @@ class PeriodReader:
 def _within(table: Any, headers: Sequence[Header], boot: int, low: int, high: int) -> Any:
     days = sorted({header.start_us // DAY_US for header in headers})
     return and_(table.c.day.in_(days), table.c.boot == boot, table.c.seq.between(low, high))
-
-
-def _from_within(periods: Sequence[PeriodFacts], pool: str, start_us: int) -> list[PeriodFacts]:
-    """The periods from ``start_us`` on, the first with the counts that it ends with, or with a gap before it."""
-    counts: dict[Dimensions, int] | None = None
-    kept: list[PeriodFacts] = []
-    for period in periods:
-        if period.gap_before:
-            counts = None
-        if period.standing is not None:
-            counts = {count.dims: count.cached_blocks for count in period.standing}
-        elif period.seq == 1:
-            counts = {}
-        if counts is not None:
-            counts.update({row.dims: row.cached_blocks_end for row in period.sessions})
-        if period.start_us < start_us:
-            continue
-        if not kept:
-            standing = counts and tuple(
-                StandingCount(pool=pool, dims=dims, cached_blocks=count)
-                for dims, count in sorted(counts.items())
-                if count
-            )
-            known = period.standing if counts is None else (standing or ())
-            kept.append(replace(period, standing=known, gap_before=counts is None))
-        else:
-            kept.append(period)
-    return kept
 
 
 # --- rows back to records -------------------------------------------------------------------------------

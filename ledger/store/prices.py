@@ -18,6 +18,7 @@ from ledger.pricebook import WHOLE_PPM, Asset, AssetKind, Assignment, Price
 from ledger.store import book_tables as t
 from ledger.store.database import lock
 from ledger.store.rows import Value, append, canonical
+from ledger.store.terms import check_currency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +110,7 @@ def add_price(
     """
     lock(connection, "config")
     _check_validity("the price", price.valid_from_us, price.valid_to_us)
+    check_currency(connection, currency)
     counting = list_prices(connection)
     _check_superseded(supersedes, {p.price_id for p in counting})
     if supersedes is None and any(_same_price(p, price) for p in counting):

@@ -106,6 +106,13 @@ def set_terms(connection: Connection, month: str, terms: Terms, *, now_us: int) 
         _write(connection, TERMS, month, _text(terms), now_us)
 
 
+def check_currency(connection: Connection, currency: str) -> None:
+    """Refuse a currency other than the ledger's; UsageError says which that is."""
+    known = _read(connection)
+    if known is not None and known.currency != currency:
+        raise UsageError(f"this ledger is in {known.currency} and a price in {currency} was given; convert it first")
+
+
 def terms_value(terms: Terms) -> dict[str, int | str]:
     """The terms as they are written down."""
     return {

@@ -66,7 +66,6 @@ _write_dimensions: Final = _writer((PRIORITY,), also=(*_texts(*DIMENSION_TEXTS, 
 _write_source: Final = _writer(also=_texts("engine", *SOURCE_TEXTS))
 _write_boot: Final = _writer(BOOT, also=_texts("boot_id"))
 _write_open: Final = _writer(OPEN, also=(*_texts("model", "pool"), ("paying", True)))
-_write_group: Final = _writer((("block_size", ABSENT, 0, 0),))
 _write_shard: Final = _writer(SHARD, also=(*_texts("gpu_model", "gpu_uuid"), ("share_ppm", None)))
 _write_close: Final = _writer((("at_us", ABSENT, 0, 0),), also=_texts("pool", "reason"))
 _write_pool: Final = _writer(POOL, also=_texts("pool"))
@@ -89,7 +88,8 @@ _write_histogram: Final = _writer((("count", 0, 0, 0), ("total", 0, 0, 0)), also
 def _open_row(opened: PoolOpen) -> _Object:
     row = _write_open(opened)
     row["groups"] = [
-        _write_group(group) | ({} if group.kind is GroupKind.FULL else {"kind": group.kind}) for group in opened.groups
+        {"block_size": group.block_size} | ({} if group.kind is GroupKind.FULL else {"kind": group.kind})
+        for group in opened.groups
     ]
     if opened.shards:
         row["shards"] = [_write_shard(shard) for shard in opened.shards]

@@ -40,47 +40,54 @@ REORDER_ROWS = 4096
 
 
 class TraceFile:
-    """An open trace: its lines, and how far the reading has come (bytes of the file as it lies on disk)."""
+    """A trace on disk: its lines, and how far the reading has come (bytes of the file as it lies there)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._raw: io.BufferedReader | None = None
+        self._ended = False
         try:
             self.bytes_total = path.stat().st_size
-            self._raw = path.open("rb")
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}: give the path of a trace file") from error
-        magic = self._raw.read(2)
-        self._raw.seek(0)
-        self._text: io.BufferedIOBase = (
-            io.BufferedReader(gzip.GzipFile(fileobj=self._raw)) if magic == b"\x1f\x8b" else self._raw
-        )
 
     @property
     def bytes_read(self) -> int:
         """For a progress bar; of a compressed file the compressed bytes."""
-        return self.bytes_total if self._raw.closed else min(self._raw.tell(), self.bytes_total)
+        if self._raw is None or self._raw.closed:
+            return self.bytes_total if self._ended else 0
+        return min(self._raw.tell(), self.bytes_total)
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """(number, text) of each line that is not blank; the file is closed at the end."""
+        """Yield (number, text) of each line that is not blank; the file is closed at the end."""
         number = 0
+        found = False
         try:
-            while line := self._text.readline(LINE_BYTES_MAX):
-                number += 1
-                if len(line) >= LINE_BYTES_MAX:
-                    self.fail(number, f"the line is longer than {LINE_BYTES_MAX} bytes", "this is no trace by lines")
-                text = line.decode("utf-8").strip()
-                if text:
-                    yield number, text
-        except (EOFError, OSError, zlib.error) as error:
-            self.fail(number + 1, f"the compressed file is cut or damaged ({error})", "fetch it again")
+            with self.path.open("rb") as self._raw:
+                text = self._decompressed(self._raw)
+                while line := text.readline(LINE_BYTES_MAX):
+                    number += 1
+                    if len(line) >= LINE_BYTES_MAX:
+                        self.fail(number, f"the line has {LINE_BYTES_MAX} bytes or more", "this is no trace by lines")
+                    row = line.decode("utf-8").strip()
+                    if row:
+                        found = True
+                        yield number, row
         except UnicodeDecodeError as error:
-            self.fail(
-                number, f"byte {error.object[error.start]:#04x} is not UTF-8", "fetch the file again, or convert it"
-            )
+            byte = error.object[error.start]
+            self.fail(number, f"byte {byte:#04x} is not UTF-8", "fetch the file again, or convert it")
+        except (EOFError, OSError, zlib.error) as error:
+            self.fail(number + 1, f"the file is cut or damaged, or cannot be read ({error})", "fetch it again")
         finally:
-            self._raw.close()
-        if not number:
+            self._ended = True
+        if not found:
             self.fail(1, "the file is empty", "give a trace with at least one request")
+
+    @staticmethod
+    def _decompressed(raw: io.BufferedReader) -> io.BufferedReader:
+        magic = raw.read(2)
+        raw.seek(0)
+        return io.BufferedReader(gzip.GzipFile(fileobj=raw)) if magic == b"\x1f\x8b" else raw
 
     def fail(self, line: int, what: str, way_out: str) -> Never:
         """Raise for ``line``: what is wrong there, and what to do."""
@@ -193,6 +200,7 @@ def in_order(file: TraceFile, requests: Iterator[tuple[int, TraceRequest]]) -> I
     """
     heap: list[tuple[int, int, TraceRequest]] = []
     last_us = 0
+    line = 0
     origin_us: int | None = None
     for line, request in requests:
         if request.arrival_us < last_us:
@@ -206,6 +214,8 @@ def in_order(file: TraceFile, requests: Iterator[tuple[int, TraceRequest]]) -> I
             last_us, _line, first = heappop(heap)
             origin_us = _origin(first) if origin_us is None else origin_us
             yield _since(first, origin_us)
+    if not line:
+        file.fail(1, "there is no request in it", "give a trace with at least one")
     while heap:
         first = heappop(heap)[2]
         origin_us = _origin(first) if origin_us is None else origin_us

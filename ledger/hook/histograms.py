@@ -1,0 +1,139 @@
+"""Latencies, lengths and batch sizes of a period: written down by the engine's thread, counted up by the other.
+
+The engine's thread appends (a step costs one tuple, whoever is in steady decode costs nothing); buckets are
+found when the period is settled. Latencies are told apart by scenario and priority, up to a bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ledger.core.quantiles import bucket_index
+from ledger.core.records import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ledger.hook.requests import Label
+
+LABELS_MAX = 64
+"""Scenario and priority pairs in a period: they come from headers, and a header may say anything."""
+
+STEPS_MAX = 1 << 18
+"""Steps of a period that are written down: at 15 s a step would take 57 µs, and no engine is that fast."""
+
+OTHER_LABEL: Label = ("other", 0)
+
+
+class Log:
+    """What happened in a period, as it came."""
+
+    __slots__ = ("changes", "end_to_end", "first_token", "length_in", "length_out", "queue", "steps", "token_times")
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, int, int]] = []
+        """(serial, duration, gap to the end before, requests) of each step that ended."""
+        self.changes: list[tuple[int, Label, int]] = []
+        """From the step with that serial on so many requests more are in steady decode."""
+        self.token_times: dict[tuple[Label, int], int] = {}
+        """Tokens outside of steady decode, by the time from one to the next."""
+        self.queue: list[tuple[Label, int]] = []
+        self.first_token: list[tuple[Label, int]] = []
+        self.end_to_end: list[tuple[Label, int]] = []
+        self.length_in: list[tuple[Label, int]] = []
+        self.length_out: list[tuple[Label, int]] = []
+
+    def step(self, serial: int, duration: int, gap: int, requests: int) -> None:
+        if len(self.steps) < STEPS_MAX:
+            self.steps.append((serial, duration, gap, requests))
+
+    def change(self, serial: int, label: Label, by: int) -> None:
+        self.changes.append((serial, label, by))
+
+    def tokens(self, label: Label, gap: int, count: int) -> None:
+        key = (label, gap)
+        self.token_times[key] = self.token_times.get(key, 0) + count
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.queue or self.first_token or self.end_to_end or self.length_in)
+
+
+class Tally:
+    """Turns the logs of successive periods into histograms; knows how many requests decode steadily."""
+
+    def __init__(self) -> None:
+        self.steady: Counter[Label] = Counter()
+        self.pending: list[tuple[int, Label, int]] = []
+
+    def histograms(self, log: Log) -> tuple[Histogram, ...]:
+        """The histograms of a period, by name and labels; empty ones are left out."""
+        for change in log.changes:
+            heapq.heappush(self.pending, change)
+        tokens: dict[Label, Counter[int]] = {}
+        for (label, gap), count in log.token_times.items():
+            tokens.setdefault(label, Counter())[gap] += count
+        steps: Counter[int] = Counter()
+        batches: Counter[int] = Counter()
+        pending = self.pending
+        for serial, duration, gap, requests in log.steps:
+            while pending and pending[0][0] <= serial:
+                _, label, by = heapq.heappop(pending)
+                self.steady[label] += by
+                if not self.steady[label]:
+                    del self.steady[label]
+            steps[duration] += 1
+            batches[requests] += 1
+            for label, count in self.steady.items():
+                tokens.setdefault(label, Counter())[gap] += count
+        made = [
+            _histogram("step_latency_us", (("phase", "total"),), steps),
+            _histogram("step_batch_requests", (), batches),
+            *_labelled("inter_token_us", tokens.items()),
+            *_labelled("queue_us", _gather(log.queue)),
+            *_labelled("first_token_us", _gather(log.first_token)),
+            *_labelled("end_to_end_us", _gather(log.end_to_end)),
+            *_labelled("request_length_tokens", _gather(log.length_in), ("direction", "in")),
+            *_labelled("request_length_tokens", _gather(log.length_out), ("direction", "out")),
+        ]
+        return tuple(sorted((one for one in made if one is not None), key=lambda one: (one.name, one.labels)))
+
+
+def _gather(pairs: Iterable[tuple[Label, int]]) -> Iterable[tuple[Label, Counter[int]]]:
+    gathered: dict[Label, Counter[int]] = {}
+    for label, value in pairs:
+        gathered.setdefault(label, Counter())[value] += 1
+    return gathered.items()
+
+
+def _labelled(
+    name: str, values: Iterable[tuple[Label, Counter[int]]], *more: tuple[str, str]
+) -> list[Histogram | None]:
+    kept: dict[Label, Counter[int]] = {}
+    for label, counts in sorted(values):
+        kept.setdefault(label if len(kept) < LABELS_MAX else OTHER_LABEL, Counter()).update(counts)
+    return [
+        _histogram(name, tuple(sorted((*more, ("priority", str(priority)), ("scenario", scenario)))), counts)
+        for (scenario, priority), counts in kept.items()
+    ]
+
+
+def _histogram(name: str, labels: tuple[tuple[str, str], ...], values: Counter[int]) -> Histogram | None:
+    """None where nothing is left: what steady decode supposed was taken back."""
+    buckets: Counter[int] = Counter()
+    count = total = 0
+    for value, times in values.items():
+        if times:
+            buckets[bucket_index(value)] += times
+            count += times
+            total += value * times
+    if not count:
+        return None
+    return Histogram(
+        name=name,
+        labels=labels,
+        buckets=tuple(sorted((index, times) for index, times in buckets.items() if times)),
+        count=count,
+        total=total,
+    )

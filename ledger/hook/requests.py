@@ -1,0 +1,160 @@
+"""What the meter knows of one core request while it lives.
+
+Invariants: ``frontier <= high``; each prompt position is classified once, when ``high`` first passes it, so
+the five classes and what is left unprocessed sum to the prompt; in steady decode frontier, computing time and
+output are read with the global counts (see :mod:`ledger.hook.steps`), else as they stand.
+
+``known`` counts prompt and output so far, and supposes that every draft in flight will be accepted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledger.core.blocks import Holder, Key
+
+if TYPE_CHECKING:
+    from ledger.core.records import Dimensions, Outcome
+
+COMPUTED, OWN, OTHERS, TRANSFERRED, UNPROCESSED, RECOMPUTED, DRAFTED, REJECTED = range(8)
+KV_FULL, PRIORITY, RESET, OTHER = range(8, 12)
+COUNTS = 12
+"""Length of a request's list of counts: token classes, then preemptions by reason."""
+
+Label = tuple[str, int]
+"""Scenario and priority: what latencies are told apart by."""
+
+
+class Request(Holder):
+    """One core request, from its arrival until its terminal record has been cut."""
+
+    __slots__ = (
+        "adopted",
+        "arrived_t",
+        "compute",
+        "compute_done",
+        "compute_sum",
+        "counts",
+        "counts_sum",
+        "dims",
+        "ended_t",
+        "finish_reason",
+        "first_token_t",
+        "from_serial",
+        "generation",
+        "high",
+        "holding_sums",
+        "id",
+        "key",
+        "known",
+        "label",
+        "last_token_t",
+        "outcome",
+        "output",
+        "output_done",
+        "output_sum",
+        "parent",
+        "peak_blocks",
+        "prompt",
+        "scheduled_t",
+        "uses",
+        "waits",
+    )
+
+    def __init__(
+        self, request: str, dims: Dimensions, key: Key, *, prompt: int, arrived_t: int, parent: str | None
+    ) -> None:
+        super().__init__()
+        self.id = request
+        self.dims = dims
+        self.key = key
+        self.label: Label = (dims.scenario, dims.priority)
+        self.parent = parent
+        self.prompt = self.known = prompt
+        self.high = 0
+        self.generation = 0
+        """Counts preemptions, so that the end of a step from before one leaves the frontier alone."""
+        self.adopted = False
+        self.compute = 0
+        """Microseconds in fixed point; while steady without the global integral."""
+        self.output = 0
+        self.counts: list[int] | None = None
+        """Counts of the present period, None while there are none."""
+        self.peak_blocks = 0
+        self.from_serial = 0
+        self.waits = 0
+        """Steps in flight that the ended request still has a share in."""
+        self.arrived_t = arrived_t
+        self.scheduled_t: int | None = None
+        self.first_token_t: int | None = None
+        self.last_token_t: int | None = None
+        self.ended_t: int | None = None
+        self.outcome: Outcome | None = None
+        self.finish_reason = ""
+        # For the settling alone: where the settled periods end, and their sums.
+        self.compute_done = self.compute_sum = 0
+        self.output_done = self.output_sum = 0
+        self.counts_sum = [0] * COUNTS
+        self.holding_sums: dict[str, list[int]] = {}
+        self.uses: list[tuple[int, int, int]] = []
+
+
+def cover(request: Request, counts: list[int], tokens: int, classes: list[tuple[int, int]]) -> None:
+    """Move the frontier over ``tokens`` positions of reused content, given as runs of (class, positions).
+
+    Positions below the high-water mark were classified before and count as nothing; no more is covered than
+    is known.
+    """
+    left = min(tokens, request.known - request.frontier)
+    position = request.frontier
+    for kind, run in classes:
+        if left <= 0:
+            break
+        step = min(run, left)
+        fresh = min(position + step, request.prompt) - max(position, request.high)
+        if fresh > 0:
+            counts[kind] += fresh
+        position += step
+        left -= step
+    request.frontier = position
+    request.high = max(request.high, position)
+
+
+def compute(request: Request, counts: list[int], tokens: int) -> tuple[bool, int]:
+    """``tokens`` positions are scheduled; returns whether they end in a new token, and how many are drafts.
+
+    A request whose known positions are all covered computes the last of them again: without it there is no
+    next token.
+    """
+    known = request.known
+    start = request.frontier if request.frontier < known else max(known - 1, 0)
+    end = start + tokens
+    high = request.high
+    if start < high:
+        counts[RECOMPUTED] += min(end, high) - start
+    if end > high:
+        if high < request.prompt:
+            counts[COMPUTED] += min(end, request.prompt) - high
+        request.high = end
+    request.frontier = end
+    if end < known:
+        return False, 0
+    drafted = end - known
+    if drafted:
+        counts[DRAFTED] += drafted
+    request.known = end + 1
+    return True, drafted
+
+
+def accept(request: Request, counts: list[int], accepted: int, drafted: int, generation: int) -> None:
+    """A step that ended in a new token gave ``accepted`` tokens, where one more than its drafts was supposed."""
+    request.output += accepted
+    if accepted == drafted + 1:
+        return
+    request.known += accepted - 1 - drafted
+    rejected = drafted - max(accepted - 1, 0)
+    if rejected > 0:
+        counts[REJECTED] += rejected
+        request.high -= rejected
+        if request.generation == generation:
+            request.frontier -= rejected

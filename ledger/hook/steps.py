@@ -1,0 +1,315 @@
+"""Steps of an engine: who computed, for how long, and what came out.
+
+A request in steady decode has one token in every step. All of these together are read from global counts
+(steps scheduled, steps ended, the running integral of step time per token), so that a step costs nothing for
+them; whoever does otherwise in a step is its exception and is counted by hand. A request becomes steady when
+it was scheduled for exactly one token that ends in a new one, and stops being so with the first exception.
+
+Law 3: a step lasts from the later of its own start and the previous step's end, to its own end; its time is
+divided in proportion to scheduled tokens. Steps are paired with their ends first in, first out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ledger.core.blocks import BlockAccounts, Holder, Ticks
+from ledger.core.sharing import SHIFT
+from ledger.hook.histograms import Log
+from ledger.hook.requests import COUNTS, Request, accept, compute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+STEPS_IN_FLIGHT_MAX = 64
+"""Engines have one or two (pipeline parallel: one for each stage); more means that ends are not reported."""
+
+LONG_AGO = -(1 << 62)
+"""Before every time of any clock."""
+
+
+class Entry:
+    """What a step is to one request that it is not ordinary for."""
+
+    __slots__ = ("drafted", "ends", "generation", "output", "tokens")
+
+    def __init__(self, tokens: int, output: int, ends: bool, drafted: int, generation: int) -> None:
+        self.tokens = tokens
+        """Its part of the step in tokens, beside what it reads from the global integral."""
+        self.output = output
+        """Its correction for what it reads from the global count of steps."""
+        self.ends = ends
+        """Whether its tokens end in a new one."""
+        self.drafted = drafted
+        self.generation = generation
+
+
+class Step:
+    """A step that was scheduled and has not ended."""
+
+    __slots__ = ("entries", "requests", "start_t", "strays", "total")
+
+    def __init__(self, start_t: int, total: int, requests: int, strays: int) -> None:
+        self.start_t = start_t
+        self.total = total
+        self.requests = requests
+        self.strays = strays
+        """Tokens of requests that nobody announced."""
+        self.entries: dict[Request, Entry] = {}
+
+
+class Steps:
+    """The steps of one engine, and its requests as far as steps touch them."""
+
+    def __init__(self, fault: Callable[[str], None], complete: Callable[[Request], None]) -> None:
+        self.fault = fault
+        self.complete = complete
+        self.requests: dict[str, Request] = {}
+        self.steady: dict[str, Request] = {}
+        self.partial: dict[str, Request] = {}
+        """Requests that hold blocks and are not steady: the likely exceptions of the next step."""
+        self.touched: dict[Request, None] = {}
+        """Requests whose own counts changed in the period."""
+        self.pools: list[BlockAccounts] = []
+        self.ticks = Ticks()
+        self.log = Log()
+        self.flight: deque[Step] = deque()
+        self.weight = 0
+        """Running integral of step time per scheduled token, fixed point."""
+        self.ended = 0
+        """Steps ended so far."""
+        self.serial = 0
+        """Steps scheduled so far, over the whole life."""
+        self.last_end_t = LONG_AGO
+        self.now = LONG_AGO
+        """Time of the event that is being counted."""
+        self.period_steps = self.period_step_us = 0
+        self.system_compute = self.stray_compute = 0
+
+    def counts(self, request: Request) -> list[int]:
+        """The request's counts of the present period, to be changed by the caller."""
+        counts = request.counts
+        if counts is None:
+            counts = request.counts = [0] * COUNTS
+            self.touched[request] = None
+        return counts
+
+    # -- steady decode -------------------------------------------------------------------------------
+
+    def settle_down(self, t: int, request: Request) -> None:
+        """From the next step on the request is ordinary."""
+        request.steady = True
+        request.frontier -= self.ticks.n
+        request.compute -= self.weight
+        request.output -= self.ended
+        request.from_serial = self.serial + 1
+        for step in self.flight:
+            entry = step.entries.get(request)
+            if entry is None:
+                step.entries[request] = Entry(-1, -1, ends=False, drafted=0, generation=request.generation)
+            else:
+                entry.tokens -= 1
+                entry.output -= 1
+        for table in request.tables:
+            if table.size:
+                table.pool.retune(t, table)
+        self.steady[request.id] = request
+        self.partial.pop(request.id, None)
+        self.log.change(request.from_serial, request.label, 1)
+
+    def rouse(self, t: int, request: Request) -> None:
+        """The request is ordinary no more; steps in flight that counted it as such get an entry for it."""
+        request.steady = False
+        request.frontier += self.ticks.n
+        request.compute += self.weight
+        request.output += self.ended
+        request.high = request.frontier
+        request.known = request.frontier + 1
+        for step in self.flight:
+            entry = step.entries.get(request)
+            if entry is None:
+                step.entries[request] = Entry(1, 0, ends=True, drafted=0, generation=request.generation)
+            else:
+                entry.tokens += 1
+                entry.output += 1
+        landed = self.serial - len(self.flight)
+        if landed >= request.from_serial:
+            request.last_token_t = self.last_end_t
+        for table in request.tables:
+            if table.size:
+                table.pool.retune(t, table)
+        del self.steady[request.id]
+        if request.held:
+            self.partial[request.id] = request
+        self.touched[request] = None
+        self.log.change(max(request.from_serial, landed + 1), request.label, -1)
+
+    # -- scheduling ----------------------------------------------------------------------------------
+
+    def schedule(self, t: int, tokens: Mapping[str, int], total: int) -> None:
+        """A step begins: whose tokens it computes."""
+        if len(self.flight) >= STEPS_IN_FLIGHT_MAX:
+            self.fault("steps_in_flight")
+            self.end(t, {})
+        steady = self.steady
+        apart: list[tuple[Request, int]] = []
+        strays = 0
+        if not (len(tokens) == total == len(steady) and tokens.keys() >= steady.keys()):
+            rest = total
+            for name, request in self.partial.items():
+                count = tokens.get(name)
+                if count:
+                    apart.append((request, count))
+                    rest -= count
+            if not (len(tokens) - len(apart) == rest == len(steady) and tokens.keys() >= steady.keys()):
+                apart, strays = self._look(t, tokens)
+                actual = len(steady) + strays + sum([count for _, count in apart])
+                if actual != total:
+                    self.fault("total_differs")
+                    total = actual
+        step = Step(t, total, len(tokens), strays)
+        self.serial += 1
+        self.flight.append(step)
+        ticks = self.ticks
+        for table in ticks.due.pop(ticks.n, ()):
+            if table.due == ticks.n:
+                table.pool.retune(t, table)
+        if steady:
+            for pool in self.pools:
+                if pool.falls or pool.ahead_falls:
+                    pool.fall(t)
+        ticks.n += 1
+        ticks.acc -= t
+        for request, count in apart:
+            self._schedule_apart(t, step, request, count)
+
+    def _look(self, t: int, tokens: Mapping[str, int]) -> tuple[list[tuple[Request, int]], int]:
+        """The exceptions of a step, found by looking at every request; whoever is missing is steady no more."""
+        steady = self.steady
+        apart: list[tuple[Request, int]] = []
+        strays = ordinary = 0
+        for name, count in tokens.items():
+            if count == 1 and name in steady:
+                ordinary += 1
+            elif count <= 0:
+                if count < 0:
+                    self.fault("negative_tokens")
+            elif (request := self.requests.get(name)) is None:
+                self.fault("unknown_request")
+                strays += count
+            else:
+                apart.append((request, count))
+        if ordinary != len(steady):
+            for name, request in list(steady.items()):
+                if tokens.get(name) != 1:
+                    self.rouse(t, request)
+        return apart, strays
+
+    def _schedule_apart(self, t: int, step: Step, request: Request, count: int) -> None:
+        if request.ended_t is not None:
+            # It has a share in the step's time, and nothing else of it counts any more.
+            self.fault("ended_request")
+            request.waits += 1
+            step.entries[request] = Entry(count, 0, ends=False, drafted=0, generation=request.generation)
+            return
+        if request.scheduled_t is None:
+            request.scheduled_t = t
+            self.log.queue.append((request.label, t - request.arrived_t))
+        counts = request.counts
+        if counts is None:
+            counts = self.counts(request)
+        ends, drafted = compute(request, counts, count)
+        step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
+        plain = True
+        for table in request.tables:
+            if table.size:
+                table.pool.moved(t, table)
+                plain = plain and table.pool.is_plain(table)
+        if ends and count == 1 and not drafted and plain:
+            self.settle_down(t, request)
+
+    # -- the end of a step ---------------------------------------------------------------------------
+
+    def end(self, t: int, accepted: Mapping[str, int]) -> None:
+        """The oldest step ended, with as many accepted tokens as named, else the ordinary."""
+        if not self.flight:
+            self.fault("step_without_schedule")
+            return
+        step = self.flight.popleft()
+        before = self.last_end_t
+        duration = t - max(step.start_t, before)
+        self.last_end_t = t
+        self.period_steps += 1
+        self.period_step_us += duration
+        serial = self.serial - len(self.flight)
+        self.log.step(serial, duration, t - before, step.requests)
+        self.ended += 1
+        total = step.total
+        weight = 0
+        if total:
+            weight = (duration << SHIFT) // total
+            self.weight += weight
+            if step.strays:
+                self.stray_compute += weight * step.strays
+        else:
+            self.system_compute += duration << SHIFT
+        for request, entry in step.entries.items():
+            self._end_apart(t, request, entry, weight, accepted)
+        for name, count in accepted.items():
+            request = self.requests.get(name)  # type: ignore[assignment]  # None: gone, as after an abort
+            if count != 1 and request is not None and request not in step.entries and request.steady:
+                self._end_odd(t, request, count, before)
+
+    def _end_apart(self, t: int, request: Request, entry: Entry, weight: int, accepted: Mapping[str, int]) -> None:
+        request.compute += entry.tokens * weight
+        request.output += entry.output
+        self.touched[request] = None
+        if request.ended_t is not None:
+            request.waits -= 1
+            if not request.waits and not request.held:
+                self.complete(request)
+            return
+        count = accepted.get(request.id, 1 if entry.ends else 0)
+        if entry.ends:
+            if count == entry.drafted + 1:
+                request.output += count
+            else:
+                if request.steady:
+                    self.rouse(t, request)
+                accept(request, self.counts(request), count, entry.drafted, entry.generation)
+                for table in request.tables:
+                    if table.size:
+                        table.pool.moved(t, table)
+        elif count:
+            # The first token came from elsewhere, with transferred content.
+            if request.steady:
+                self.rouse(t, request)
+            request.output += count
+            request.known += count
+        if count > 0:
+            self._milestone(t, request, count)
+
+    def _end_odd(self, t: int, request: Request, count: int, before: int) -> None:
+        """An ordinary request's step that gave other than one token."""
+        self.rouse(t, request)
+        request.output += count - 1
+        request.known += count - 1
+        request.last_token_t = t if count else before
+        self.log.tokens(request.label, t - before, -1)
+        if count > 0:
+            self.log.tokens(request.label, (t - before) // count, count)
+
+    def _milestone(self, t: int, request: Request, count: int) -> None:
+        last = request.last_token_t
+        if last is None:
+            request.first_token_t = t
+            self.log.first_token.append((request.label, t - request.arrived_t))
+        else:
+            self.log.tokens(request.label, (t - last) // count, count)
+        request.last_token_t = t
+
+    def make_unsteady(self, holder: Holder) -> None:
+        """For block accounting: somebody joined the block that the request is filling."""
+        assert isinstance(holder, Request)
+        self.rouse(self.now, holder)
