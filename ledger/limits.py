@@ -142,7 +142,7 @@ SEND_TIMEOUT_S = 15.0
 """For one exchange with the service from connecting to the last byte of the answer: one period."""
 
 SEND_BACKOFF_S_MIN = 0.5
-"""The first pause after a failure; each doubles, with jitter between none and all of it."""
+"""The first pause after a failure; each doubles, and jitter takes up to half of it away."""
 
 SEND_BACKOFF_S_MAX = 60.0
 """The longest pause that we choose ourselves: a service that is back is found within a minute."""

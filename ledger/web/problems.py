@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from ledger.errors import LedgerError, StoreError
+from ledger.errors import LedgerError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,6 +106,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(StoreError, _store)
+    app.add_exception_handler(UsageError, _usage)
     app.add_exception_handler(LedgerError, _ledger)
     app.add_exception_handler(Exception, _bug)
 
@@ -142,6 +143,10 @@ def _store(_request: Request, error: Exception) -> Response:
     return later(
         503, "store", "the database did not answer; what was sent is not taken yet: send it again", after_s=5
     ).response()
+
+
+def _usage(_request: Request, error: Exception) -> Response:
+    return Problem(422, "invalid-parameter", str(error)[:500]).response()
 
 
 def _ledger(_request: Request, error: Exception) -> Response:

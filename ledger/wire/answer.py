@@ -34,12 +34,13 @@ class Setpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """``service_time_us`` is the service's wall clock when it answered; ``retry_after_ms`` asks the sender to
-    leave that much time before the next batch (None: no need)."""
+    """What the service says to a batch that it took."""
 
     status: Receipt
     service_time_us: int
+    """The service's wall clock when it answered."""
     retry_after_ms: int | None = None
+    """The time that the sender shall leave before the next batch; None: no need."""
     setpoints: Setpoints = Setpoints()
 
 

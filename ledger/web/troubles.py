@@ -1,0 +1,96 @@
+"""What is wrong now, in sentences with a way out: for the page and for `kvledger doctor`.
+
+Invariant: every trouble names a thing and what to do about it; nothing is repeated for each of many engines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledger import metrics as m
+from ledger.core.periods import HOUR_US
+from ledger.store import quarantine
+from ledger.store.findings import Severity, list_findings
+from ledger.store.fleet import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ledger.store.fleet import EngineState
+    from ledger.web.service import Service
+
+DAY_US = 24 * HOUR_US
+SKEW_US_MAX = 1_000_000
+"""A second between an engine's clock and its system's: its anchor is worn, a new boot takes a new one."""
+
+NAMED_MAX = 5
+"""Engines that a sentence names before it counts the rest."""
+
+Trouble = dict[str, str]
+
+
+def troubles(service: Service, engines: Sequence[EngineState]) -> list[Trouble]:
+    """All that is wrong, worst first; empty where nothing is."""
+    now_us = service.clock_us()
+    found = [*_of_engines(engines), *_of_jobs(service)]
+    with service.database.read() as connection:
+        kept = [entry for entry in quarantine.entries(connection) if entry.received_us > now_us - DAY_US]
+        findings = list_findings(connection, start_us=now_us - DAY_US)
+    if kept:
+        reasons = ", ".join(sorted({entry.reason for entry in kept}))
+        found.append(
+            _trouble(Severity.WARNING, f"{len(kept)} batches were refused in the last 24 hours: {reasons}",
+                     "read why with `kvledger quarantine list`; their time is unobserved")
+        )  # fmt: skip
+    for severity in (Severity.CRITICAL, Severity.WARNING):
+        own = [finding for finding in findings if finding.severity is severity]
+        for code in sorted({finding.code for finding in own}):
+            some = [finding for finding in own if finding.code == code]
+            found.append(
+                _trouble(severity, f"{code.replace('_', ' ')} ({len(some)} in 24 hours): {some[-1].detail}",
+                         "see /v1/findings, and docs/accounts.md for what it means")
+            )  # fmt: skip
+    broken = int(service.metrics.value(m.LAWS_BROKEN))
+    if broken:
+        found.append(
+            _trouble(Severity.CRITICAL, f"the last audit found {broken} breaches in what is stored",
+                     "run `kvledger audit`: it names each row; restore it from a backup")
+        )  # fmt: skip
+    return sorted(found, key=lambda trouble: [s.value for s in (Severity.CRITICAL, Severity.WARNING, Severity.INFO)]
+                  .index(trouble["severity"]))  # fmt: skip
+
+
+def _of_engines(engines: Sequence[EngineState]) -> Iterable[Trouble]:
+    silent = [engine.engine for engine in engines if engine.state is State.SILENT]
+    if silent:
+        yield _trouble(
+            Severity.CRITICAL, f"open and not heard of for a minute: {_named(silent)}",
+            "see that the engine runs and reaches this service; its time is unobserved, and vacant after 15 minutes",
+        )  # fmt: skip
+    gaps = [engine.engine for engine in engines if engine.missing]
+    if gaps:
+        missing = sum(engine.missing for engine in engines)
+        yield _trouble(
+            Severity.WARNING, f"{missing} batches are missing in the last 24 hours: {_named(gaps)}",
+            "they may still lie in the engine's spool: `kvledger ingest DIR` books it",
+        )  # fmt: skip
+    skewed = [engine.engine for engine in engines if abs(engine.skew_us) > SKEW_US_MAX]
+    if skewed:
+        yield _trouble(
+            Severity.WARNING, f"clocks are off by more than a second: {_named(skewed)}",
+            "the engine keeps the time of its start; restart it, or let it close and open its pools",
+        )  # fmt: skip
+
+
+def _of_jobs(service: Service) -> Iterable[Trouble]:
+    for job in service.failed_jobs():
+        yield _trouble(Severity.CRITICAL, f"the job {job} failed when it last ran", "the service's log says why")
+
+
+def _named(engines: Sequence[str]) -> str:
+    shown = ", ".join(sorted(engines)[:NAMED_MAX])
+    return shown + (f" and {len(engines) - NAMED_MAX} more" if len(engines) > NAMED_MAX else "")
+
+
+def _trouble(severity: Severity, what: str, todo: str) -> Trouble:
+    return {"severity": severity.value, "what": what, "todo": todo}
