@@ -51,11 +51,13 @@ class Ticks:
 class Holder:
     """What block accounting has to know of a request. ``frontier`` excludes the ticks while ``steady``."""
 
-    __slots__ = ("frontier", "held", "steady", "tables")
+    __slots__ = ("frontier", "held", "loose", "steady", "tables")
 
     def __init__(self) -> None:
         self.frontier = 0
         """Positions scheduled so far, from the start of the prompt."""
+        self.loose = 0
+        """Drafts in flight: so far the frontier may fall back."""
         self.steady = False
         """In steady decode: every step fills one slot."""
         self.held = 0
@@ -349,19 +351,15 @@ class BlockAccounts:
         size = table.size
         if not size:
             return
-        if max(table.tail, self._frontier(table)) < table.end:
-            self.write_down(t, table)
+        self.write_down(t, table, table.order)
         if self.fills:
-            frontier = self._frontier(table)
             for i, block in enumerate(blocks):
                 if block in self.fills:
-                    start = table.end + i * size
-                    table.opens[block] = start
-                    self._fill(t, block, size, frontier - start)
+                    table.opens[block] = table.end + i * size
         table.order.extend(blocks)
         table.end += len(blocks) * size
         table.tail = table.end
-        self.retune(t, table)
+        self.moved(t, table)
 
     def _sort_out(self, t: int, blocks: Sequence[int]) -> list[int]:
         """Those of ``blocks`` that may be taken as new; cached ones among them are evicted by it."""
@@ -395,8 +393,7 @@ class BlockAccounts:
             self.fault("wrong_group")
             return 0
         mine = [block for block, was in zip(blocks, owners, strict=True) if was is other]
-        if other.size:
-            self._open_tail(t, other, mine)
+        self.write_down(t, other, mine)
         unfilled, ahead = self._written(mine, other.size) if self.fills else (0, 0)
         count = len(mine)
         other.own -= count
@@ -411,6 +408,8 @@ class BlockAccounts:
         self.leaves[node] = None
         for block in mine:
             self.owner[block] = cell
+            if self.fills.get(block, -1) >= table.size:
+                del self.fills[block]
         other.nodes |= {node}
         table.nodes |= {node}
         self._count(table, count)
@@ -511,7 +510,7 @@ class BlockAccounts:
         tables = [table for table in holder.tables if table.pool is self]
         for kind, count in kinds.items():
             if type(kind) is Table and kind.holder is holder:
-                self._open_tail(t, kind, blocks)
+                self.write_down(t, kind, blocks)
                 ended.add(kind)
                 kind.own -= count
                 kind.acc += count * t
@@ -686,55 +685,65 @@ class BlockAccounts:
     def moved(self, t: int, table: Table) -> None:
         """The holder's frontier has moved other than by a tick."""
         if table.opens:
-            frontier = table.holder.frontier
+            holder = table.holder
+            size = table.size
             for block, start in list(table.opens.items()):
-                if block in self.fills:
-                    self._fill(t, block, table.size, frontier - start)
                 if block not in self.fills:
                     del table.opens[block]
+                    continue
+                fill = holder.frontier - start
+                if self.owner[block] is table:
+                    # Never shared, so it follows the frontier in both directions, until that cannot fall back.
+                    self._set_fill(t, block, size, fill)
+                    if fill - holder.loose >= size:
+                        del self.fills[block], table.opens[block]
+                elif fill > self.fills[block]:
+                    self._set_fill(t, block, size, fill)
+                    if fill >= size:
+                        del self.fills[block], table.opens[block]
         self.retune(t, table)
 
     def detach(self, t: int, table: Table) -> None:
         """The request starts from its first position again; blocks still held keep what they have."""
         if table.size:
-            self.write_down(t, table)
+            self.write_down(t, table, table.order)
             table.order = []
             table.base = table.end = table.tail = 0
             table.opens = {}
             self.retune(t, table)
 
-    def write_down(self, t: int, table: Table) -> None:
-        """The open blocks of a table's tail get their fill written down; the holder must not be steady."""
+    def write_down(self, t: int, table: Table, blocks: Sequence[int | None]) -> None:
+        """If any of ``blocks`` lies in the table's open tail, fills are written down up to the last of them.
+
+        The holder is not steady after that: its steps fill blocks one by one.
+        """
+        size = table.size
         holder = table.holder
+        first = max(self._frontier(table) - holder.loose, table.tail)
+        if not size or first >= table.end:
+            return
+        first = (first - table.base) // size
+        named = set(blocks) if len(blocks) > 1 else blocks
+        order = table.order
+        last = len(order) - 1
+        while last >= first and order[last] not in named:
+            last -= 1
+        if last < first:
+            return
         if holder.steady:
             self.unsteady(holder)
-        size = table.size
-        frontier = holder.frontier
-        first = max(min(frontier, table.end), table.tail)
-        for i in range((first - table.base) // size, len(table.order)):
-            block = table.order[i]
+        for i in range(first, last + 1):
+            block = order[i]
+            assert block is not None, "blocks that were let go lie before the tail"
             start = table.base + i * size
-            if block is None or start + size <= frontier or start < table.tail:
-                continue
-            fill = frontier - start
+            fill = holder.frontier - start
             self.fills[block] = fill
             table.opens[block] = start
             unfilled, ahead = self._slots(fill, size)
             table.marked_unfilled += unfilled
             table.marked_ahead += ahead
-        table.tail = table.end
+        table.tail = table.base + (last + 1) * size
         self.retune(t, table)
-
-    def _open_tail(self, t: int, table: Table, blocks: Sequence[int]) -> None:
-        """If any of ``blocks`` lies in the not yet filled tail, the tail's fills are written down."""
-        size = table.size
-        first = max(self._frontier(table), table.tail)
-        if not size or first >= table.end:
-            return
-        tail = table.order[(first - table.base) // size :]
-        named = set(blocks) if len(tail) > 1 else blocks
-        if any(block in named for block in tail):
-            self.write_down(t, table)
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
         """Positions at the end of a table that lost their block before it was full are free again."""
@@ -746,7 +755,7 @@ class BlockAccounts:
         order = table.order
         for block in hit:
             start = opens.pop(block)
-            if block in self.fills:
+            if self.fills.get(block, size) < size:
                 order[(start - table.base) // size] = None
         while order and order[-1] is None:
             order.pop()
@@ -770,18 +779,11 @@ class BlockAccounts:
                 ahead += more[1]
         return unfilled, ahead
 
-    def _fill(self, t: int, block: int, size: int, fill: int) -> None:
-        """Raise a block's fill; a full one is no longer written down."""
-        old = self.fills[block]
-        if fill <= old:
-            return
-        before = self._slots(old, size)
+    def _set_fill(self, t: int, block: int, size: int, fill: int) -> None:
+        before = self._slots(self.fills[block], size)
         after = self._slots(fill, size)
         self._change_slots(t, block, after[0] - before[0], after[1] - before[1])
-        if fill >= size:
-            del self.fills[block]
-        else:
-            self.fills[block] = fill
+        self.fills[block] = fill
 
     def _drop_fills(self, t: int, blocks: Sequence[int]) -> None:
         """Blocks that nobody holds have no slots to fill. Leaves that ended took their slots along."""

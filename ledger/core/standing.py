@@ -71,7 +71,9 @@ class StandingCounts:
 
     def _flush(self, period: int) -> None:
         for session, count in self._counts.items():
-            self._book(session, count, self._since[session], period)
+            # One that had a row in ``period`` itself is quiet only after it.
+            if self._since[session] < period:
+                self._book(session, count, self._since[session], period)
         self._counts = {}
         self._since = {}
         self.total = 0

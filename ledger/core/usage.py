@@ -19,6 +19,7 @@ from ledger.core.records import (
     Dimensions,
     GroupPeriod,
     Holding,
+    PoolOpen,
     PoolPeriod,
     Preemptions,
     SessionPeriod,
@@ -115,12 +116,9 @@ class Usage:
         for sums in self._sums:
             sums.cached_end = 0
 
-    def opened(self, boot_id: str, before_us: int) -> tuple[int, int]:
-        """How many times the boot's pool had been opened before a time, and the last one's block size in slots."""
-        opens = [opened for opened in self._opens.get(boot_id, ()) if opened.at_us < before_us]
-        if not opens or not opens[-1].groups:
-            return len(opens), 0
-        return len(opens), opens[-1].groups[0].block_size
+    def opens(self, boot_id: str, before_us: int) -> list[PoolOpen]:
+        """The boot's openings of the pool before a time, in order."""
+        return [opened for opened in self._opens.get(boot_id, ()) if opened.at_us < before_us]
 
     def inside(self, period: CoveredPeriod) -> bool:
         """Whether the period is the interval's own, not one before it that merely carries counts."""
@@ -216,11 +214,19 @@ class _BootUse:
         self._standing.end(len(self._periods))
 
     def _reopen(self, index: int, period: CoveredPeriod) -> None:
-        opened, slots = self._usage.opened(period.facts.boot_id, period.facts.end_us)
-        if self._opened and opened > self._opened:
-            self._usage.nothing_cached()
-            self._standing.restart(index)
-        self._opened, self._slots = opened, slots
+        facts = period.facts
+        opens = self._usage.opens(facts.boot_id, facts.end_us)
+        if len(opens) > self._opened:
+            begins_here = opens[-1].at_us >= facts.start_us
+            if begins_here or self._opened:
+                self._usage.nothing_cached()
+            if begins_here and facts.standing is None:
+                self._standing.restart(index)
+            elif self._opened:
+                # Either counts stand here, or the new pool's first batches are lost and nothing is known of it.
+                self._standing.forget(index)
+        self._opened = len(opens)
+        self._slots = opens[-1].groups[0].block_size if opens and opens[-1].groups else 0
 
     def _period(self, index: int, period: CoveredPeriod) -> None:
         facts, standing, usage = period.facts, self._standing, self._usage

@@ -445,7 +445,7 @@ class Meter:
             self._steps.counts(found)[_REASONS[reason]] += 1
             for table in found.tables:
                 table.pool.detach(t, table)
-            found.frontier = 0
+            found.frontier = found.loose = 0
             found.generation += 1
         except Exception:
             self._broken()
@@ -673,7 +673,7 @@ class Meter:
         self._steps.pools = [pool._accounts for pool in self._pools]
         if lead_gone:
             for request in self._steps.requests.values():
-                request.frontier = 0
+                request.frontier = request.loose = 0
                 request.generation += 1
         self._choose_lead()
         if not self._pools:

@@ -251,8 +251,11 @@ class Settler:
                     preemptions=preemptions_of(row.counts),
                 )
             )
+        # A close at the very end of a period leaves none after it, and no totals to tell of.
+        if not length and not sessions:
+            pools = []
         standing = None
-        if cut.standing:
+        if cut.standing and pools:
             standing = tuple(
                 StandingCount(pool=pool.name, dims=dims, cached_blocks=blocks)
                 for pool in sorted(cut.pools, key=lambda pool: pool.name)
@@ -271,8 +274,7 @@ class Settler:
             opens=tuple(cut.opens),
             closes=tuple(cut.closes),
             admissions=tuple(cut.admissions),
-            # A close at the very end of a period leaves none after it, and no totals to tell of.
-            pools=tuple(pools) if length or sessions else (),
+            pools=tuple(pools),
             sessions=tuple(sessions),
             standing=standing,
             requests=tuple(_record(request, anchor, lead) for request in cut.complete),

@@ -158,3 +158,6 @@ def accept(request: Request, counts: list[int], accepted: int, drafted: int, gen
         request.high -= rejected
         if request.generation == generation:
             request.frontier -= rejected
+        else:
+            # What was computed again since the preemption cannot reach beyond what there is.
+            request.frontier = min(request.frontier, request.high)

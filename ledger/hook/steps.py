@@ -220,8 +220,9 @@ class Steps:
         if counts is None:
             counts = self.counts(request)
         ends, drafted = compute(request, counts, count)
+        request.loose += drafted
         step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
-        plain = True
+        plain = request.high == request.frontier
         for table in request.tables:
             if table.size:
                 table.pool.moved(t, table)
@@ -271,16 +272,18 @@ class Steps:
                 self.complete(request)
             return
         count = accepted.get(request.id, 1 if entry.ends else 0)
+        if entry.drafted and entry.generation == request.generation:
+            request.loose -= entry.drafted
         if entry.ends:
             if count == entry.drafted + 1:
                 request.output += count
+                if entry.drafted:
+                    self._moved(t, request)
             else:
                 if request.steady:
                     self.rouse(t, request)
                 accept(request, self.counts(request), count, entry.drafted, entry.generation)
-                for table in request.tables:
-                    if table.size:
-                        table.pool.moved(t, table)
+                self._moved(t, request)
         elif count:
             # The first token came from elsewhere, with transferred content.
             if request.steady:
@@ -289,6 +292,12 @@ class Steps:
             request.known += count
         if count > 0:
             self._milestone(t, request, count)
+
+    @staticmethod
+    def _moved(t: int, request: Request) -> None:
+        for table in request.tables:
+            if table.size:
+                table.pool.moved(t, table)
 
     def _end_odd(self, t: int, request: Request, count: int, before: int) -> None:
         """An ordinary request's step that gave other than one token."""

@@ -84,7 +84,7 @@ class Engine:
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         source = Source(engine=config.name, origin=Origin.SIMULATED, software="kvledger-reference")
         boot = Boot(boot_id=f"{config.name}@{config.start_us}", anchor_us=config.start_us, started_us=config.start_us)
-        meter = Meter(source, boot, emit)
+        self.meter = meter = Meter(source, boot, emit)
         self.hook: EngineHook = (
             meter if events is None else EventLog(meter, events, engine=config.name, anchor_us=config.start_us)
         )

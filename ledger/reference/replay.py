@@ -49,6 +49,8 @@ class ReplaySummary:
     blocks_acquired: int
     blocks_hit: int
     evictions: int
+    faults: int
+    """Calls that the meters could not make sense of; anything but 0 is a bug."""
 
 
 def replay(
@@ -194,4 +196,5 @@ def _summary(fleet: list[Engine], start_us: int, closed_us: int) -> ReplaySummar
         blocks_acquired=sum(engine.scheduler.blocks_acquired for engine in fleet),
         blocks_hit=sum(engine.scheduler.blocks_hit for engine in fleet),
         evictions=sum(engine.scheduler.evictions for engine in fleet),
+        faults=sum(sum(engine.meter.faults.values()) for engine in fleet),
     )

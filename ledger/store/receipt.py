@@ -55,6 +55,12 @@ def _neighbour(connection: Connection, condition: str, boot: int, seq: int) -> N
     return Neighbour(seq=row[0], start_us=row[1], end_us=row[2], digest=bytes(row[3]), prev=bytes(row[4]))
 
 
+def origin_of(connection: Connection) -> Origin | None:
+    """Whether the ledger is live or simulated; None before its first batch."""
+    found = connection.execute(text("SELECT origin FROM ledger_origin")).scalar_one_or_none()
+    return None if found is None else Origin(found)
+
+
 def fix_origin(connection: Connection, origin: Origin, received_us: int) -> Origin:
     """The ledger's origin; the first batch fixes it, and a race for it has one winner."""
     read = text("SELECT origin FROM ledger_origin")
