@@ -243,8 +243,6 @@ class Outbox:
             self._taken(batch)
 
     def _tick(self) -> None:
-        if self._off:
-            return
         if self._heartbeat is not None:
             self._work(self._heartbeat)
         if self._meter is not None:
@@ -302,6 +300,8 @@ class Outbox:
 
     def _fault(self) -> None:
         self.tally.add(Loss.FAULT)
+        if self._off:
+            return
         self._faults_in_a_row += 1
         log.exception("a fault of kvledger's own, kept away from the engine")
         if self._faults_in_a_row >= limits.OUTBOX_FAULTS_MAX:
