@@ -107,7 +107,10 @@ class HttpPost:
 
     def _exchange(self, payload: bytes, note: str, deadline: _Deadline) -> Reply:
         connection = self._connected(deadline)
-        connection.sock.settimeout(deadline.left_s())
+        sock = connection.sock
+        if sock is None:  # closed by another thread this moment
+            raise http.client.NotConnected
+        sock.settimeout(deadline.left_s())
         connection.request("POST", self._path, body=payload, headers=self._headers(note))
         response = connection.getresponse()
         body = response.read(limits.ANSWER_BYTES_MAX + 1)
@@ -122,6 +125,7 @@ class HttpPost:
                 made = http.client.HTTPConnection(self._host, self._port, timeout=deadline.left_s())
             else:
                 made = http.client.HTTPSConnection(self._host, self._port, timeout=deadline.left_s(), context=self._tls)
+            made.auto_open = 0  # a connection that close() ended stays ended
             made.connect()
             made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connection = made
