@@ -138,7 +138,7 @@ class Bench:
             arrived_us=self.now,
             prompt_tokens=prompt,
             output_tokens=answer,
-            hashes=list(hashes),
+            source=list(hashes).copy,
             unique=1000 + len(self.requests),
             draft_tokens=draft,
         )

@@ -9,6 +9,7 @@ then it schedules, the step runs, and whoever is answered lets go of its blocks 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING
@@ -179,12 +180,15 @@ class Engine:
     def _arrive(self, at_us: int, trace: TraceRequest, flow: Flow) -> None:
         size = self.config.block_size
         fits = self.scheduler.fits(trace.prompt_tokens, trace.output_tokens)
-        hashes = block_hashes(trace, size, flow.hashes) if fits else []
-        flow.hashes = hashes
         flow.open = trace.samples
-        if trace.samples > 1:
-            extend_unique(hashes, trace.prompt_tokens // size, self._unique, trace.cache_salt)
+        source: Callable[[], list[int]] = partial(self._hash, trace, flow)
+        if trace.samples > 1 and fits:
+            prompt_blocks = trace.prompt_tokens // size
+            shared = source()[:prompt_blocks]
+            extend_unique(shared, prompt_blocks, self._unique, trace.cache_salt)
             self._unique += 1
+            # A copy for each: their answers differ, and what they hash further the others must not see.
+            source = shared.copy
         for sample in range(trace.samples):
             self.received += 1
             request = CoreRequest(
@@ -193,8 +197,7 @@ class Engine:
                 arrived_us=at_us,
                 prompt_tokens=trace.prompt_tokens,
                 output_tokens=trace.output_tokens,
-                # The answers of samples differ; what they hash further must not be seen by the others.
-                hashes=hashes if trace.samples == 1 else hashes[: trace.prompt_tokens // size],
+                source=source,
                 unique=self._unique,
                 cache_salt=trace.cache_salt,
                 draft_tokens=trace.draft_tokens,
@@ -219,6 +222,10 @@ class Engine:
                 outcome = Outcome.ABANDONED if trace.abandons else Outcome.ABORTED
                 heappush(self._leaving, (at_us + trace.leaves_after_us, self._unique, request, outcome))
 
+    def _hash(self, trace: TraceRequest, flow: Flow) -> list[int]:
+        flow.hashes = block_hashes(trace, self.config.block_size, flow.hashes)
+        return flow.hashes
+
     def _end(self, request: CoreRequest, outcome: Outcome, finish_reason: str) -> None:
         self.scheduler.end(self.now_us, request, outcome, finish_reason)
         self._after(request, outcome)
@@ -228,6 +235,9 @@ class Engine:
         self.outcomes[outcome] += 1
         flow = self._flows.pop(request)
         flow.open -= 1
+        if request.hashes is None:
+            # It ended before anybody looked at its content: what follows cannot lean on it.
+            flow.hashes = []
         if flow.open or flow.then is None:
             return
         for trace in flow.then:

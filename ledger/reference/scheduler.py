@@ -19,6 +19,7 @@ from ledger.core.records import Outcome, PreemptionReason
 from ledger.reference.content import extend_unique
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from ledger.core.records import Dimensions
@@ -47,6 +48,7 @@ class CoreRequest:
         "received",
         "registered",
         "request",
+        "source",
         "table",
         "unique",
     )
@@ -59,7 +61,7 @@ class CoreRequest:
         arrived_us: int,
         prompt_tokens: int,
         output_tokens: int,
-        hashes: list[int],
+        source: Callable[[], list[int]],
         unique: int,
         cache_salt: str = "",
         draft_tokens: int = 0,
@@ -72,7 +74,9 @@ class CoreRequest:
         self.draft_tokens = draft_tokens
         self.cache_salt = cache_salt
         self.unique = unique
-        self.hashes = hashes
+        self.source = source
+        self.hashes: list[int] | None = None
+        """Of its blocks, made by ``source`` when it is first considered: a long queue costs no hashes."""
         self.table: list[int] = []
         self.registered = 0
         """Leading blocks of ``table`` whose hash the pool knows."""
@@ -265,6 +269,8 @@ class Scheduler:
             if request.ended:
                 heappop(waiting)
                 continue
+            if request.hashes is None:
+                request.hashes = request.source()
             known = request.known
             # The last known token is computed even if cached: its logits are wanted.
             hits = self.pool.lookup(request.hashes, (known - 1) // size)
@@ -327,9 +333,11 @@ class Scheduler:
         first = request.registered
         if full <= first:
             return
-        if len(request.hashes) < full:
-            extend_unique(request.hashes, full, request.unique, request.cache_salt)
-        self.pool.register(request.table[first:full], request.hashes[first:full])
+        hashes = request.hashes
+        assert hashes is not None, "it was admitted, so its content was looked up"
+        if len(hashes) < full:
+            extend_unique(hashes, full, request.unique, request.cache_salt)
+        self.pool.register(request.table[first:full], hashes[first:full])
         request.registered = full
 
     def _accept(self, drafted: int) -> int:

@@ -12,6 +12,7 @@ from sqlalchemy import and_, exists, func, select
 
 from ledger import limits
 from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, RequestRecord, Source
+from ledger.errors import StoreError
 from ledger.store import tables
 from ledger.store.fact_rows import (
     admission_of,
@@ -23,7 +24,7 @@ from ledger.store.fact_rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Table
 
@@ -138,9 +139,18 @@ def boots_of(connection: Connection, engine: str | None = None) -> tuple[StoredB
 
 
 def stored_batches(
-    connection: Connection, boot: StoredBoot, *, first_seq: int = 1, last_seq: int = limits.SEQ_MAX
+    connection: Connection,
+    boot: StoredBoot,
+    *,
+    first_seq: int = 1,
+    last_seq: int = limits.SEQ_MAX,
+    unreadable: Callable[[int, str], None] | None = None,
 ) -> Iterator[StoredBatch]:
-    """The batches of a boot by seq, each made again from its rows; memory is bounded whatever their number."""
+    """The batches of a boot by seq, each made again from its rows; memory is bounded whatever their number.
+
+    A batch whose rows cannot be read (a word or an id that does not exist) is named to ``unreadable`` and
+    passed over; without it, StoreError.
+    """
     batches = tables.batches.c
     after = first_seq - 1
     while True:
@@ -153,7 +163,7 @@ def stored_batches(
         if not heads:
             return
         after = heads[-1].seq
-        yield from _batches(connection, boot, heads)
+        yield from _batches(connection, boot, heads, unreadable or _stop)
 
 
 def load_batch(connection: Connection, engine: str, boot_id: str, seq: int) -> StoredBatch | None:
@@ -266,7 +276,13 @@ def open_pools(connection: Connection) -> tuple[OpenPool, ...]:
     return tuple(found)
 
 
-def _batches(connection: Connection, boot: StoredBoot, heads: Sequence[Any]) -> Iterator[StoredBatch]:
+def _stop(seq: int, why: str) -> None:
+    raise StoreError(f"the rows of batch {seq} cannot be read ({why}); restore the database from a backup")
+
+
+def _batches(
+    connection: Connection, boot: StoredBoot, heads: Sequence[Any], unreadable: Callable[[int, str], None]
+) -> Iterator[StoredBatch]:
     seqs = (heads[0].seq, heads[-1].seq)
     days = (min(head.day for head in heads), max(head.day for head in heads))
     rows: dict[int, dict[Table, list[tuple[Any, ...]]]] = {head.seq: {} for head in heads}
@@ -280,8 +296,8 @@ def _batches(connection: Connection, boot: StoredBoot, heads: Sequence[Any]) -> 
     )
     sources = _sources(connection, {head.source for head in heads})
     for head in heads:
-        yield StoredBatch(
-            batch=batch_of(
+        try:
+            batch = batch_of(
                 source=sources[head.source],
                 boot=boot.boot,
                 seq=head.seq,
@@ -291,7 +307,12 @@ def _batches(connection: Connection, boot: StoredBoot, heads: Sequence[Any]) -> 
                 has_standing=bool(head.has_standing),
                 rows=rows[head.seq],
                 dims=dims,
-            ),
+            )
+        except (KeyError, ValueError) as error:
+            unreadable(head.seq, f"{type(error).__name__}: {error}")
+            continue
+        yield StoredBatch(
+            batch=batch,
             digest=bytes(head.digest),
             prev=bytes(head.prev),
             kept_digest=bytes(head.kept_digest),

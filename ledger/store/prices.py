@@ -18,6 +18,7 @@ from ledger.pricebook import WHOLE_PPM, Asset, AssetKind, Assignment, Price
 from ledger.store import book_tables as t
 from ledger.store.database import lock
 from ledger.store.rows import Value, append, canonical
+from ledger.store.tables import dimensions
 from ledger.store.terms import check_currency
 
 if TYPE_CHECKING:
@@ -268,6 +269,11 @@ def list_tenants(connection: Connection) -> tuple[Tenant, ...]:
         )
         for name, row in sorted(rows.items())
     )
+
+
+def seen_tenants(connection: Connection) -> tuple[str, ...]:
+    """Every tenant that facts speak of, registered or not."""
+    return tuple(connection.execute(select(dimensions.c.tenant).distinct().order_by(dimensions.c.tenant)).scalars())
 
 
 # --- checks ---------------------------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+"""The books: settling, months, and the audit of everything that is stored."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from ledger.audit import audit as breaches_of
+from ledger.cli import FOUND, OK
+from ledger.commands.opening import now_us, opened
+from ledger.core.periods import Month, months_between
+from ledger.reports.monthly import read_statement
+from ledger.reports.render import Column, Shape, Sheet, show
+from ledger.settle import close_month
+from ledger.settle import settle as settle_all
+from ledger.store import books
+from ledger.store.terms import ensure_terms, read_terms
+
+
+def settle(args: Namespace) -> int:
+    """Book what is over, and again what has changed."""
+    at_us = now_us()
+    with opened(args) as ledger:
+        settings = ledger.settings
+        ledger.database.write(
+            lambda connection: ensure_terms(
+                connection,
+                currency=settings.currency,
+                zone_name=settings.billing_timezone,
+                terms=settings.terms(),
+                now_us=at_us,
+            )
+        )
+        done = settle_all(ledger.database, until_us=at_us, now_us=at_us)
+    print(
+        f"{done.booked} intervals booked, {done.revised} booked again, {done.unchanged} as they were, "
+        f"{done.findings} new findings"
+    )
+    return OK
+
+
+def month_close(args: Namespace) -> int:
+    """Freeze a month."""
+    month = str(args.month)
+    with opened(args) as ledger:
+        new = close_month(ledger.database, month, now_us=now_us())
+        statement = read_statement(ledger.database, month, now_us=now_us())
+    print(f"{month} is closed{'' if new else ' already'}, its digest is {statement.digest}")
+    return OK
+
+
+def month_list(args: Namespace) -> int:
+    """Every month that has bookings."""
+    rows = []
+    with opened(args) as ledger:
+        with ledger.database.read() as connection:
+            start_us, end_us = books.settled_from(connection), books.settled_until(connection)
+            months: list[Month] = []
+            if start_us is not None and end_us is not None:
+                months = list(months_between(start_us, end_us, read_terms(connection).zone))
+        for month in months:
+            statement = read_statement(ledger.database, str(month), now_us=now_us())
+            rows.append(
+                (
+                    statement.month,
+                    "closed" if statement.digest else "open",
+                    statement.bill_nanos,
+                    sum(a.amount_nanos for a in statement.adjustments),
+                    statement.currency,
+                    statement.digest or None,
+                )
+            )
+    columns = (
+        Column(key="month", title="month"),
+        Column(key="state", title="state"),
+        Column(key="bill_nanos", title="bill", shape=Shape.MONEY),
+        Column(key="adjustments_nanos", title="adjustments", shape=Shape.MONEY),
+        Column(key="currency", title="currency"),
+        Column(key="digest"),
+    )
+    empty = "no month has bookings yet; `kvledger settle` books what is over"
+    show(Sheet(columns=columns, rows=rows, empty=empty), args.format, sys.stdout)
+    return OK
+
+
+def audit(args: Namespace) -> int:
+    """Every law on what is stored."""
+    with opened(args) as ledger:
+        breaches = breaches_of(ledger.database)
+        name = ledger.name
+    for breach in breaches:
+        print(breach)
+    print(f"{name}: {len(breaches)} breaches" if breaches else f"{name}: every law holds", file=sys.stderr)
+    return FOUND if breaches else OK

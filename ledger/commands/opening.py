@@ -1,0 +1,104 @@
+"""Opening the ledger that a command works on, with the way out where it cannot be opened.
+
+Invariant: a command never makes a database by looking at it: a SQLite file that is not there is an error, except
+for those commands whose business is to make one.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from ledger.cli import settings_of
+from ledger.config import Settings, masked
+from ledger.errors import StoreError, UsageError
+from ledger.store import migrate
+from ledger.store.database import Database, connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """An open ledger of this version, and the settings it was opened with."""
+
+    settings: Settings
+    database: Database
+
+    @property
+    def name(self) -> str:
+        """What a person calls it; without a password."""
+        return masked(self.settings.database)
+
+
+def now_us() -> int:
+    """The system clock, in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@contextmanager
+def opened(args: Namespace) -> Iterator[Ledger]:
+    """The ledger of the arguments; an error with the way out if it is not there or of another version."""
+    settings = settings_of(args)
+    file = file_of(settings.database)
+    if file is not None and not file.is_file():
+        raise UsageError(
+            f"there is no ledger at {file}; `kvledger db upgrade` makes an empty one, `kvledger replay` and "
+            "`kvledger demo` one with something in it, --database names another"
+        )
+    with connected(settings) as ledger:
+        check_version(ledger)
+        yield ledger
+
+
+@contextmanager
+def opened_or_made(settings: Settings, *, durable: bool = True) -> Iterator[Ledger]:
+    """The ledger of the settings; an empty or missing database gets its tables first."""
+    make_folder(settings.database)
+    with connected(settings, durable=durable) as ledger:
+        if migrate.current(ledger.database) is None:
+            migrate.upgrade(ledger.database)
+        check_version(ledger)
+        yield ledger
+
+
+@contextmanager
+def connected(settings: Settings, *, durable: bool = True) -> Iterator[Ledger]:
+    """The database of the settings, whatever is in it; closed at the end."""
+    database = connect(settings.database, retention_days=settings.fact_retention_days, durable=durable)
+    try:
+        yield Ledger(settings=settings, database=database)
+    finally:
+        database.close()
+
+
+def check_version(ledger: Ledger) -> None:
+    """A ledger of another version is an error, never a guess."""
+    at, newest = migrate.current(ledger.database), migrate.head()
+    if at != newest:
+        raise StoreError(
+            f"{ledger.name} has schema {at or 'none'} and this version wants {newest}; "
+            "`kvledger db upgrade` brings it up to date (a newer one wants a newer kvledger)"
+        )
+
+
+def file_of(url: str) -> Path | None:
+    """The file behind an SQLite URL; None for a server."""
+    parsed = make_url(url)
+    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+
+
+def make_folder(url: str) -> None:
+    """Make the folder in which an SQLite file will lie."""
+    file = file_of(url)
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{file.parent} cannot be made: {error.strerror}; name another place with --state-dir or --database"
+            ) from error

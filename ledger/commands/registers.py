@@ -1,0 +1,293 @@
+"""What is paid for and who is billed: assets, their prices and assignments, tenants.
+
+Invariant: a command writes all of what it was asked in one transaction, or nothing; saying the same thing twice
+writes one row.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledger import pricelist
+from ledger.commands.opening import now_us, opened
+from ledger.core.money import decimal_text
+from ledger.core.periods import format_time, period_start
+from ledger.errors import UsageError
+from ledger.pricebook import Asset, AssetKind, Assignment, Price
+from ledger.reports.render import Column, Shape, Sheet, show
+from ledger.store import prices as store
+from ledger.store.terms import ensure_terms
+
+if TYPE_CHECKING:
+    from ledger.config import Settings
+    from ledger.store.database import Connection
+
+
+def asset_add(args: Namespace) -> int:
+    """Register an asset, with its own price if one is given."""
+    start_us = _since(args)
+    asset = Asset(
+        asset_id=args.asset,
+        kind=AssetKind(args.kind),
+        model=args.model or "",
+        uuid=args.uuid or "",
+        cluster=args.cluster or "",
+        capacity_type=args.capacity or "",
+        valid_from_us=start_us,
+    )
+    with opened(args) as ledger:
+
+        def work(connection: Connection) -> bool:
+            new = store.add_asset(connection, asset, now_us=now_us())
+            if args.price is not None:
+                price = Price(asset_id=asset.asset_id, nanos_per_hour=args.price, valid_from_us=start_us)
+                new |= _add_price(connection, price, ledger.settings)
+            return new
+
+        _said(f"{asset.asset_id} is paid for from {format_time(start_us)}", new=ledger.database.write(work))
+    return 0
+
+
+def asset_list(args: Namespace) -> int:
+    """Every registered asset, and who has it."""
+    with opened(args) as ledger, ledger.database.read() as connection:
+        assets, assignments = store.list_assets(connection), store.list_assignments(connection)
+    columns = (
+        Column(key="asset", title="asset"),
+        Column(key="kind", title="kind"),
+        Column(key="model", title="model"),
+        Column(key="uuid"),
+        Column(key="cluster", title="cluster"),
+        Column(key="capacity_type", title="capacity"),
+        Column(key="valid_from_us", title="from", shape=Shape.TIME),
+        Column(key="valid_to_us", title="to", shape=Shape.TIME),
+        Column(key="engines", title="engines"),
+    )
+    rows = [
+        (
+            asset.asset_id,
+            asset.kind.value,
+            asset.model,
+            asset.uuid,
+            asset.cluster,
+            asset.capacity_type,
+            asset.valid_from_us,
+            asset.valid_to_us,
+            " ".join(
+                f"{held.engine}:{held.share_ppm / 1e6:g}" for held in assignments if held.asset_id == asset.asset_id
+            ),
+        )
+        for asset in assets
+    ]
+    empty = "no assets are registered; `kvledger assets add` registers one, and engines bring the GPUs that they see"
+    show(Sheet(columns=columns, rows=rows, empty=empty), args.format, sys.stdout)
+    return 0
+
+
+def asset_assign(args: Namespace) -> int:
+    """Give an engine a share of an asset."""
+    held = Assignment(
+        asset_id=args.asset,
+        engine=args.engine,
+        share_ppm=args.share,
+        valid_from_us=_since(args),
+        valid_to_us=args.end,
+    )
+    with opened(args) as ledger:
+
+        def work(connection: Connection) -> bool:
+            if all(asset.asset_id != held.asset_id for asset in store.list_assets(connection)):
+                raise UsageError(f"no asset is called {held.asset_id!r}; `kvledger assets add` registers it")
+            return store.assign(connection, held, now_us=now_us())
+
+        sentence = (
+            f"{held.engine} has {held.share_ppm / 1e6:g} of {held.asset_id} from {format_time(held.valid_from_us)}"
+        )
+        _said(sentence, new=ledger.database.write(work))
+    return 0
+
+
+def asset_retire(args: Namespace) -> int:
+    """End an asset."""
+    at_us = _since(args)
+    with opened(args) as ledger:
+        new = ledger.database.write(lambda c: store.retire_asset(c, args.asset, at_us, now_us=now_us()))
+        _said(f"{args.asset} is paid for until {format_time(at_us)}", new=new)
+    return 0
+
+
+def price_add(args: Namespace) -> int:
+    """Add a price or a rule."""
+    if args.asset and (args.model or args.cluster or args.capacity):
+        raise UsageError(
+            "--asset is the price of one asset, --model, --cluster and --capacity make a rule: give one kind"
+        )
+    price = Price(
+        asset_id=args.asset or "",
+        model=args.model or "",
+        cluster=args.cluster or "",
+        capacity_type=args.capacity or "",
+        nanos_per_hour=args.price,
+        valid_from_us=_since(args),
+        valid_to_us=args.end,
+    )
+    with opened(args) as ledger:
+        currency = ledger.settings.currency
+        new = ledger.database.write(lambda c: _add_price(c, price, ledger.settings))
+        sentence = f"{decimal_text(price.nanos_per_hour)} {currency} per hour from {format_time(price.valid_from_us)}"
+        _said(sentence, new=new)
+    return 0
+
+
+def price_list(args: Namespace) -> int:
+    """Every price that counts."""
+    with opened(args) as ledger, ledger.database.read() as connection:
+        prices = store.list_prices(connection)
+    columns = (
+        Column(key="price", title="no."),
+        Column(key="asset", title="asset"),
+        Column(key="model", title="model"),
+        Column(key="cluster", title="cluster"),
+        Column(key="capacity_type", title="capacity"),
+        Column(key="nanos_per_hour"),
+        Column(key="per_hour", title="per hour"),
+        Column(key="valid_from_us", title="from", shape=Shape.TIME),
+        Column(key="valid_to_us", title="to", shape=Shape.TIME),
+    )
+    rows = [
+        (
+            price.price_id,
+            price.asset_id,
+            price.model,
+            price.cluster,
+            price.capacity_type,
+            price.nanos_per_hour,
+            decimal_text(price.nanos_per_hour),
+            price.valid_from_us,
+            price.valid_to_us,
+        )
+        for price in prices
+    ]
+    empty = "there are no prices; `kvledger prices add` adds one, `kvledger prices import` a file of them"
+    show(Sheet(columns=columns, rows=rows, empty=empty), args.format, sys.stdout)
+    return 0
+
+
+def price_import(args: Namespace) -> int:
+    """Take a whole price file as rules, in one transaction."""
+    start_us = _since(args)
+    rules = _rules(pricelist.read(Path(args.file)), args.cluster, args.file, start_us)
+    with opened(args) as ledger:
+        currency = ledger.settings.currency
+        if currency != "USD":
+            raise UsageError(
+                f"{args.file}: its prices are in USD and this ledger's currency is {currency}; convert them"
+            )
+        new = ledger.database.write(lambda c: sum(_add_price(c, rule, ledger.settings) for rule in rules))
+    known = f", {len(rules) - new} were there already" if new < len(rules) else ""
+    print(f"{new} of {len(rules)} prices of {args.file} are new, valid from {format_time(start_us)}{known}")
+    return 0
+
+
+def tenant_add(args: Namespace) -> int:
+    """Register a tenant."""
+    tenant = store.Tenant(
+        tenant=args.tenant,
+        display=args.display or "",
+        cost_center=args.cost_center or "",
+        labels=dict(args.label),
+        profile=args.profile or "",
+        zone=args.zone or "",
+        contacts=tuple(args.contact),
+    )
+    with opened(args) as ledger:
+        _said(
+            f"tenant {tenant.tenant} is registered",
+            new=ledger.database.write(lambda c: store.add_tenant(c, tenant, now_us=now_us())),
+        )
+    return 0
+
+
+def tenant_list(args: Namespace) -> int:
+    """Every tenant, registered or seen in facts."""
+    with opened(args) as ledger, ledger.database.read() as connection:
+        registered = {tenant.tenant: tenant for tenant in store.list_tenants(connection)}
+        names = sorted({*registered, *store.seen_tenants(connection)})
+    columns = (
+        Column(key="tenant", title="tenant"),
+        Column(key="registered", title="registered"),
+        Column(key="display", title="name"),
+        Column(key="cost_center", title="cost center"),
+        Column(key="labels", title="labels"),
+        Column(key="profile", title="profile"),
+        Column(key="zone", title="zone"),
+        Column(key="contacts"),
+    )
+    rows = []
+    for name in names:
+        tenant = registered.get(name, store.Tenant(tenant=name))
+        labels = " ".join(f"{key}={value}" for key, value in sorted(tenant.labels.items()))
+        rows.append(
+            (
+                name,
+                name in registered,
+                tenant.display,
+                tenant.cost_center,
+                labels,
+                tenant.profile,
+                tenant.zone,
+                " ".join(tenant.contacts),
+            )
+        )
+    empty = "no tenants are registered and none were seen; `kvledger tenants add` registers one"
+    show(Sheet(columns=columns, rows=rows, empty=empty), args.format, sys.stdout)
+    return 0
+
+
+def _add_price(connection: Connection, price: Price, settings: Settings) -> bool:
+    """Add a price; a ledger's first one fixes its currency and zone."""
+    ensure_terms(
+        connection,
+        currency=settings.currency,
+        zone_name=settings.billing_timezone,
+        terms=settings.terms(),
+        now_us=now_us(),
+    )
+    return store.add_price(connection, price, currency=settings.currency, now_us=now_us())
+
+
+def _since(args: Namespace) -> int:
+    return period_start(now_us()) if args.start is None else int(args.start)
+
+
+def _said(sentence: str, *, new: bool) -> None:
+    print(sentence if new else f"{sentence} (as it was already)")
+
+
+def _rules(
+    listed: tuple[pricelist.ListedPrice, ...], cluster: str | None, name: str, start_us: int
+) -> tuple[Price, ...]:
+    """A rule for each listed price; where ``cluster`` takes them all, two that differ for one model are refused."""
+    rules: dict[tuple[str, str, str], tuple[Price, int]] = {}
+    for price in listed:
+        where = cluster or "/".join(filter(None, (price.provider, price.instance_type, price.region)))
+        key = (price.gpu, where, price.capacity.value)
+        if key in rules and rules[key][0].nanos_per_hour != price.nanos_per_hour:
+            other, line = rules[key]
+            raise UsageError(
+                f"{name}, line {price.line}: {price.gpu} {price.capacity.value} costs "
+                f"{decimal_text(price.nanos_per_hour)}, and {decimal_text(other.nanos_per_hour)} in line {line}; "
+                "a cluster has one price: leave out --cluster, or keep one provider's lines (nothing was imported)"
+            )
+        rule = Price(
+            model=price.gpu,
+            cluster=where,
+            capacity_type=price.capacity.value,
+            nanos_per_hour=price.nanos_per_hour,
+            valid_from_us=start_us,
+        )
+        rules.setdefault(key, (rule, price.line))
+    return tuple(rule for rule, _ in rules.values())

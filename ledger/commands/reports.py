@@ -1,0 +1,96 @@
+"""What people ask the books: usage by whatever, and the statement of a month."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from ledger.commands.opening import now_us, opened
+from ledger.core.periods import format_time, period_end
+from ledger.core.settlement import Basis
+from ledger.errors import UsageError
+from ledger.reports.bill import csv_of, show_bill
+from ledger.reports.monthly import last_month, read_statement
+from ledger.reports.render import Column, Shape, Sheet, json_text, show
+from ledger.reports.statement import as_value
+from ledger.reports.usage import KEYS, By, columns
+from ledger.reports.usage import usage as read_usage
+from ledger.reports.usage_rows import UsageRow
+from ledger.store import inputs
+
+NO_FACTS = "there are no facts yet; `kvledger replay` brings some"
+
+SHAPES = {
+    "_block_us": Shape.BLOCK_TIME,
+    "_slot_us": Shape.BLOCK_TIME,
+    "_nanos": Shape.MONEY,
+    "_milliunits": Shape.MILLI,
+    "_tokens": Shape.COUNT,
+    "_us": Shape.DURATION,
+}
+"""The unit that a figure's name ends in, and how it reads."""
+
+TITLES = {
+    "active_block_us": "active",
+    "cached_block_us": "cached",
+    "free_block_us": "free",
+    "capacity_block_us": "capacity",
+    "compute_us": "compute",
+    "active_nanos": "active cost",
+    "cached_nanos": "cached cost",
+    "output_tokens": "output",
+}
+"""Figures that a table has room for; JSON and CSV have all."""
+
+
+def usage(args: Namespace) -> int:
+    """Usage over a range, by whatever was asked."""
+    by = By(args.by)
+    with opened(args) as ledger:
+        with ledger.database.read() as connection:
+            first_us, last_us = inputs.first_fact_us(connection), inputs.last_fact_us(connection)
+        rows: tuple[UsageRow, ...] = ()
+        if first_us is not None and last_us is not None:
+            start_us = first_us if args.start is None else args.start
+            end_us = period_end(last_us) if args.end is None else args.end
+            if start_us >= end_us:
+                raise UsageError(
+                    f"the range from {format_time(start_us)} to {format_time(end_us)} has no length; "
+                    f"facts lie from {format_time(first_us)} to {format_time(last_us)}: mend --from or --to"
+                )
+            rows = read_usage(ledger.database, start_us=start_us, end_us=end_us, by=by)
+        currency = ledger.settings.currency
+    keys = columns(by)
+    empty = NO_FACTS if first_us is None else "nothing was used in that time; --from and --to say which"
+    sheet = Sheet(
+        columns=tuple(_column(key, by) for key in keys),
+        rows=[tuple(getattr(row, key) for key in keys) for row in rows],
+        empty=empty,
+        rounded=f"Block-hours, {currency} to 4 places; --format json and csv have every figure, exact.",
+    )
+    show(sheet, args.format, sys.stdout, top=args.top)
+    return 0
+
+
+def report(args: Namespace) -> int:
+    """The statement of a month."""
+    basis = None if args.basis is None else Basis(args.basis)
+    with opened(args) as ledger:
+        month = str(args.month) if args.month is not None else last_month(ledger.database)
+        if month is None:
+            raise UsageError("no month has bookings yet; `kvledger settle` books what is over, --month names one")
+        statement = read_statement(ledger.database, month, now_us=now_us(), tenant=args.tenant, basis=basis)
+    if args.format == "json":
+        print(json_text(as_value(statement)))
+    elif args.format == "csv":
+        sys.stdout.write(csv_of(statement))
+    else:
+        show_bill(statement, sys.stdout)
+    return 0
+
+
+def _column(key: str, by: By) -> Column:
+    if key in KEYS[by]:
+        return Column(key=key, title=key)
+    shape = next(shape for ending, shape in SHAPES.items() if key.endswith(ending))
+    return Column(key=key, title=TITLES.get(key, ""), shape=shape, summed=True)
