@@ -290,6 +290,7 @@ def _resum(stated: bytes) -> bytes:
     return blake2b(stated, digest_size=16).digest()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 warns, and so it is tested
 def test_a_child_of_a_fork_neither_writes_nor_frees_the_parents_spool(tmp_path: Path) -> None:
     spool, _ = make(tmp_path)
     spool.append(b"parent")

@@ -479,9 +479,13 @@ class Meter:
             self._broken()
 
     def advance(self, t_us: int) -> None:
-        """Close every period that ended at or before ``t_us`` (the drain thread's heartbeat on an idle engine)."""
+        """Close every period that ended at or before ``t_us`` (the drain thread's heartbeat on an idle engine).
+
+        A time before the last event changes nothing: the engine is not idle, and closes its periods itself.
+        """
         try:
-            self._event(t_us)
+            if t_us >= self._now:
+                self._event(t_us)
         except Exception:
             self._broken()
 
@@ -508,10 +512,14 @@ class Meter:
         """The receiver has missed something: all standing counts go along with the next batch."""
         self._resend = True
 
-    def settle(self, limit: int | None = None) -> int:
-        """Settle and emit waiting periods, oldest first, at most ``limit``; returns how many it were."""
+    def settle(self, limit: int | None = None, *, pause: Callable[[], None] | None = None) -> int:
+        """Settle and emit waiting periods, oldest first, at most ``limit``; returns how many it were.
+
+        ``pause`` is called every few rows: a drain thread sleeps there, so that the engine's thread gets the GIL.
+        """
         done = 0
         with self._settling:
+            self._settler.pause = pause
             while self._cuts and (limit is None or done < limit):
                 cut = self._cuts.popleft()
                 try:

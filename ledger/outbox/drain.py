@@ -50,8 +50,8 @@ _HELD: Final = Path()
 class Meter(Protocol):
     """What the drain thread drives; :class:`ledger.hook.meter.Meter` with ``settle_later`` is one."""
 
-    def settle(self, limit: int | None = None) -> int:
-        """Settle waiting periods and emit their batches; how many it were."""
+    def settle(self, limit: int | None = None, *, pause: Callable[[], None] | None = None) -> int:
+        """Settle waiting periods and emit their batches; how many it were. ``pause`` is called every few rows."""
 
     def resend_standing(self) -> None:
         """The receiver missed something."""
@@ -165,7 +165,8 @@ class Outbox:
     def attach(self, meter: Meter, heartbeat: Callable[[], None] | None = None) -> None:
         """From now on the drain thread settles ``meter``'s periods, and tells it when something was lost.
 
-        ``heartbeat`` is called every second before that; it cuts the periods of an engine that is idle.
+        ``heartbeat`` is called every second before that; it cuts the periods of an engine that is idle: under the
+        meter's lock it advances the meter to a second ago, so that an event that is just being reported is not late.
         """
         self._meter, self._heartbeat = meter, heartbeat
 
@@ -178,13 +179,19 @@ class Outbox:
     def emit(self, batch: Batch) -> None:
         """Hand over a batch, from any thread. Full or switched off, the outbox drops it, counted."""
         rows = _rows(batch)
-        if self._off or self._closing:
-            self.tally.add(Loss.OFF if self._off else Loss.CLOSED)
-        elif self._queue.qsize() >= limits.OUTBOX_QUEUE_MAX or self._queued_rows + rows > limits.OUTBOX_QUEUE_ROWS_MAX:
-            self.tally.add(Loss.QUEUE_FULL)
-        else:
-            self._queued_rows += rows
-            self._queue.put(batch)
+        with self._lock:
+            if self._off or self._shut:
+                loss = Loss.OFF if self._off else Loss.CLOSED
+            elif (
+                self._queue.qsize() >= limits.OUTBOX_QUEUE_MAX
+                or self._queued_rows + rows > limits.OUTBOX_QUEUE_ROWS_MAX
+            ):
+                loss = Loss.QUEUE_FULL
+            else:
+                self._queued_rows += rows
+                self._queue.put(batch)
+                return
+        self.tally.add(loss)
 
     @property
     def status(self) -> Status:
@@ -227,7 +234,7 @@ class Outbox:
     # -- the drain thread ------------------------------------------------------------------------------
 
     def _draining(self) -> None:
-        self._open_spool()
+        self._work(self._open_spool)
         next_tick_s = time.monotonic()
         while True:
             try:
@@ -255,7 +262,7 @@ class Outbox:
 
     def _settle_all(self) -> None:
         # One at a time, each encoded before the next: memory holds one settled period.
-        while self._meter is not None and self._meter.settle(1):
+        while self._meter is not None and self._meter.settle(1, pause=self._rest):
             self._keep_queued()
 
     def _keep_queued(self) -> None:
@@ -282,14 +289,18 @@ class Outbox:
                 self.tally.add(Loss.TOO_LARGE)
                 return
             parts.append(pack.compress(piece))
-            if not self._closing:
-                self._pause()
+            self._rest()
         parts.append(pack.flush())
         # One boot at a time; a second is there while a clock gets its new anchor.
         self._chain = {k: v for k, v in self._chain.items() if k[0] == key[0]} | {key: wire.digest_of(piece)}
         self._backlog.append(b"".join(parts), self._wall_us())
         self._faults_in_a_row = 0
         self._wake_sender.set()
+
+    def _rest(self) -> None:
+        """Let the engine's thread have the GIL; at the end there is none to wait for."""
+        if not self._closing:
+            self._pause()
 
     def _work(self, do: Callable[[], None]) -> None:
         """Do it; a fault of ours is counted, told, and after several in a row the last."""

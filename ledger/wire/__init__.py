@@ -53,7 +53,10 @@ def encode(batch: Batch, prev: bytes = b"") -> bytes:
 
 
 def encode_slices(batch: Batch, prev: bytes = b"", *, rows: int = 16) -> Iterator[bytes]:
-    """:func:`encode` in pieces of at most ``rows`` rows, for a thread that must not keep the GIL for long."""
+    """:func:`encode` in pieces of at most ``rows`` rows, for a thread that must not keep the GIL for long.
+
+    A piece may be empty: then only some preparation was done.
+    """
     sha = hashlib.sha256()
     for piece in _document(batch, rows):
         sha.update(piece)
@@ -107,10 +110,10 @@ def _shown(value: object) -> str:
 
 def _document(batch: Batch, rows: int) -> Iterator[bytes]:
     """``{"batch":{…},`` in pieces: what the digest covers, up to the version."""
-    dims, index = dimensions_of(batch)
+    index = yield from dimensions_of(batch, rows)
     yield b'{"batch":{'
     separator = ""
-    for key, value in head_of(batch, dims):
+    for key, value in head_of(batch, dims=bool(index)):
         if value is not None:
             yield f'{separator}"{key}":{_JSON.encode(value)}'.encode()
             separator = ","
