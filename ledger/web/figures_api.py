@@ -239,7 +239,7 @@ def _range(service: Service, since: str | None, until: str | None, *, most_us: i
     Without an end it is the last boundary that everybody has delivered; without a start, the month of the end.
     """
     start_us, end_us = instant(since, "from"), instant(until, "to")
-    first, delivered_us = service.kept.get("bounds", lambda: _bounds(service))
+    first, delivered_us = bounds_of(service)
     if end_us is None:
         end_us = delivered_us
     if start_us is None:
@@ -255,8 +255,13 @@ def _range(service: Service, since: str | None, until: str | None, *, most_us: i
     return (low, high) if low < high else (low, low)
 
 
+def bounds_of(service: Service) -> tuple[int, int]:
+    """Where the ledger's time begins, and the boundary up to which it is known; some seconds old at most."""
+    found: tuple[int, int] = service.kept.get("bounds", lambda: _bounds(service))
+    return found
+
+
 def _bounds(service: Service) -> tuple[int, int]:
-    """Where the ledger's time begins, and the boundary up to which it is known."""
     now_us = service.clock_us()
     parts = provisional(service.database, now_us=now_us)
     with service.database.read() as connection:

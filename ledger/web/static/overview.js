@@ -1,0 +1,191 @@
+// The overview: asks the JSON interface every few seconds and draws what it answers.
+import { ago, count, el, exact, get, money, percent, Refused, svg, table, time } from "./common.js";
+
+const EVERY_MS = 5000, SLOW_EVERY_MS = 30000;
+
+// The parts of a bill, in the order of the bar: name for people, and what it means.
+const PARTS = {
+  active: ["active", "blocks that a request held"],
+  cached: ["cached", "blocks kept for reuse, charged to who held them last"],
+  compute: ["compute", "time of the engines' steps"],
+  idle: ["idle", "engine up, blocks that nobody took"],
+  starting: ["starting", "booting, no pool open yet"],
+  unobserved: ["unobserved", "pool open, facts missing"],
+  vacant: ["vacant", "paid for, no engine on it"],
+  unpriced: ["unpriced", "GPU time that has no price"],
+  over_allocation: ["over-allocation", "beyond the bill: a finding"],
+};
+const $ = (id) => document.getElementById(id);
+const part = (line) => (line.account === "tenant" ? line.kind : line.account);
+
+function sums(lines, amount = (line) => line.amount_nanos) {
+  const found = new Map(Object.keys(PARTS).map((name) => [name, 0]));
+  for (const line of lines) found.set(part(line), (found.get(part(line)) ?? 0) + amount(line));
+  return [...found].filter(([, nanos]) => nanos !== 0);
+}
+
+function bar(pieces, whole, describe) {
+  return pieces.filter(([, size]) => size > 0).map(([name, size]) =>
+    el("span", { class: `piece ${name}`, style: { flexGrow: String(size / whole) }, title: describe(name, size) }));
+}
+
+function drawBill(bill) {
+  const parts = sums(bill.lines), whole = bill.bill_nanos;
+  $("bill-title").textContent = `Bill of ${bill.month}${bill.tenant ? `, ${bill.tenant}` : ""}`;
+  $("bill").textContent = money(whole);
+  $("currency").textContent = bill.currency;
+  const since = bill.provisional_from ? `, provisional from ${bill.provisional_from.replace("T", " ").replace("Z", " UTC")}` : "";
+  const state = bill.digest ? `closed, digest ${bill.digest.slice(0, 12)}` : `open${since}`;
+  $("terms").textContent = `${state} · basis ${bill.basis} · zone ${bill.timezone} · KV share ${bill.kv_share}`;
+  $("bill-bar").replaceChildren(...bar(parts, whole, (name, nanos) => `${PARTS[name]?.[0] ?? name}: ${money(nanos)} (${percent(nanos, whole)})`));
+  $("bill-legend").replaceChildren(...parts.map(([name, nanos]) =>
+    el("li", { title: PARTS[name]?.[1] }, el("i", { class: `dot ${name}` }), el("b", {}, PARTS[name]?.[0] ?? name),
+      el("span", { class: "num" }, money(nanos)), el("span", { class: "dim" }, percent(nanos, whole)))));
+  const terms = parts.map(([name, nanos]) => `${exact(nanos)} ${PARTS[name]?.[0] ?? name}`).join(" + ");
+  const left = whole - parts.reduce((all, [, nanos]) => all + nanos, 0);
+  $("equation").textContent = parts.length
+    ? `${exact(whole)} = ${terms}${left ? `, and ${exact(left)} that no account has` : ""}`
+    : "Nothing is booked yet: no GPU was seen, or none has a price (kvledger prices add).";
+  drawTenants(bill, whole);
+}
+
+function drawTenants(bill, whole) {
+  const tenants = new Map();
+  for (const line of bill.lines.filter((line) => line.account === "tenant")) {
+    const found = tenants.get(line.tenant) ?? { tenant: line.tenant, active: 0, cached: 0, compute: 0, total: 0 };
+    found[line.kind] += line.amount_nanos;
+    found.total += line.amount_nanos;
+    tenants.set(line.tenant, found);
+  }
+  const rows = [...tenants.values()].sort((a, b) => b.total - a.total).slice(0, 50);
+  const most = Math.max(1, ...rows.map((row) => row.total));
+  const compute = rows.some((row) => row.compute);
+  table($("tenants"), [
+    ["tenant", (row) => el("span", { class: "id", title: row.tenant }, row.tenant)],
+    ["", (row) => el("div", { class: "bar mini", style: { width: `${Math.max(1, (100 * row.total) / most)}%` } },
+      bar([["active", row.active], ["cached", row.cached], ["compute", row.compute]], row.total || 1, (name, nanos) => `${name}: ${money(nanos)}`)), "grow"],
+    ["active", (row) => money(row.active, 4), "num"],
+    ["cached", (row) => money(row.cached, 4), "num"],
+    ...(compute ? [["compute", (row) => money(row.compute, 4), "num"]] : []),
+    ["total", (row) => el("b", {}, money(row.total, 4)), "num"],
+    ["of the bill", (row) => percent(row.total, whole), "num dim"],
+  ], rows, "no tenant has a cost yet");
+}
+
+function drawSessions(where, rows, figure, other) {
+  const most = Math.max(1, ...rows.map((row) => row[figure]));
+  table($(where), [
+    ["session", (row) => el("span", { class: "two" }, el("span", { class: "id", title: row.session }, row.session), el("small", { class: "id", title: row.tenant }, row.tenant))],
+    ["", (row) => el("div", { class: "bar mini", style: { width: `${Math.max(1, (100 * row[figure]) / most)}%` } },
+      el("span", { class: `piece ${figure === "cost_nanos" ? "active" : "cached"}` })), "grow"],
+    [figure === "cost_nanos" ? "cost" : "waste", (row) => el("b", {}, money(row[figure], 4)), "num"],
+    [other[0], other[1], "num dim"],
+  ], rows, "none yet");
+}
+
+function drawEngines(engines, now) {
+  $("engines").replaceChildren(...engines.map((engine) =>
+    el("article", { class: "engine" },
+      el("header", {},
+        el("b", { class: "id", title: engine.engine }, engine.engine),
+        el("span", { class: `state ${engine.state}` }, engine.state),
+        el("span", { class: "dim" }, engine.origin === "simulated" ? "simulated" : engine.cluster)),
+      ...engine.pools.map((pool) => drawPool(pool)),
+      el("footer", { class: "dim" }, `heard ${ago(engine.received_us, now)}`,
+        engine.missing ? el("span", { class: "bad" }, ` · ${engine.missing} batches missing`) : "",
+        el("span", { class: "id", title: engine.software }, ` · ${engine.software || engine.host || engine.boot_id}`)))));
+  if (!engines.length) $("engines").replaceChildren(el("p", { class: "empty" }, "no engine has reported yet: set KVLEDGER_URL and KVLEDGER_TOKEN at one"));
+}
+
+function drawPool(pool) {
+  const known = pool.active_blocks !== null;
+  const pieces = known ? [["active", pool.active_blocks], ["cached", pool.cached_blocks], ["free", pool.free_blocks]] : [];
+  return el("div", { class: "pool" },
+    el("p", {}, el("span", { class: "id" }, pool.pool), el("span", { class: "dim" }, `${pool.model} · ${count(pool.blocks)} blocks${pool.is_open ? "" : " · closed"}`)),
+    el("div", { class: "bar" }, bar(pieces, pool.blocks, (name, blocks) => `${name}: ${count(blocks)} blocks`)),
+    el("p", { class: "small" }, known
+      ? pieces.map(([name, blocks]) => el("span", {}, el("i", { class: `dot ${name}` }), `${name} ${percent(blocks, pool.blocks)}`))
+      : "no period yet"));
+}
+
+function drawBatches(rows, now) {
+  table($("batches"), [
+    ["engine", (row) => el("span", { class: "id", title: row.engine }, row.engine)],
+    ["period (UTC)", (row) => `${time(row.start_us)} – ${time(row.end_us).slice(11)}`],
+    ["seq", (row) => count(row.seq), "num"],
+    ["sessions", (row) => count(row.rows), "num"],
+    ["ended", (row) => count(row.requests), "num"],
+    ["lag", (row) => `${Math.max(0, (row.received_us - row.end_us) / 1e6).toFixed(1)} s`, "num"],
+    ["received", (row) => ago(row.received_us, now), "num dim"],
+    ["", (row) => (row.lost ? el("span", { class: "bad" }, "overlapped") : row.missing_before ? el("span", { class: "bad" }, `${row.missing_before} missing before`) : "")],
+  ], rows, "no batch has arrived yet");
+}
+
+function drawTroubles(rows) {
+  $("troubles").replaceChildren(...rows.map((row) =>
+    el("li", { class: row.severity }, el("b", {}, row.severity), el("span", {}, row.what, el("small", {}, row.todo)))));
+  if (!rows.length) $("troubles").replaceChildren(el("li", { class: "good" }, el("b", {}, "nothing"), el("span", {}, "every engine is heard, no batch is missing or refused, every law holds")));
+}
+
+function drawHours(rows) {
+  const hours = new Map();
+  for (const row of rows) hours.set(row.start_us, [...(hours.get(row.start_us) ?? []), row]);
+  const columns = [...hours].sort(([a], [b]) => a - b).slice(-24);
+  if (!columns.length) { $("hours").replaceChildren(el("p", { class: "empty" }, "no hour has a bill yet")); return; }
+  const totals = columns.map(([, lines]) => lines.reduce((all, line) => all + line.amount_nanos, 0));
+  const most = Math.max(...totals, 1), height = 120, step = 30, width = step * Math.max(columns.length, 12);
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${height + 18}`, preserveAspectRatio: "xMinYMax meet", role: "img", "aria-label": "the bill of each hour by account" });
+  columns.forEach(([start, lines], index) => {
+    let top = height;
+    for (const [name, nanos] of sums(lines).filter(([, nanos]) => nanos > 0)) {
+      const size = (nanos / most) * height;
+      top -= size;
+      chart.append(svg("rect", { class: `fill ${name}`, x: index * step + 3, y: top, width: step - 6, height: Math.max(size, 0.3) },
+        svg("title", {}, `${time(start).slice(0, 16)} ${PARTS[name]?.[0] ?? name}: ${money(nanos)}`)));
+    }
+    const label = svg("text", { class: "tick", x: index * step + step / 2, y: height + 13, "text-anchor": "middle" });
+    label.textContent = time(start).slice(11, 13);
+    chart.append(label);
+  });
+  $("hours").replaceChildren(chart);
+}
+
+let slowAt = -Infinity, who = null;
+
+async function refresh() {
+  const now = Date.now() * 1000;
+  try {
+    who ??= await get("/v1/whoami");
+    const all = who.tenant === null;
+    for (const id of ["troubles-card", "engines-card", "batches-card"]) $(id).hidden = !all;
+    drawBill(await get("/v1/statements/current"));
+    if (all) {
+      const [engines, batches, troubles] = await Promise.all([get("/v1/engines?limit=200"), get("/v1/batches?limit=12"), get("/v1/troubles")]);
+      drawEngines(engines.rows, now);
+      drawBatches(batches.rows, now);
+      drawTroubles(troubles);
+    }
+    if (performance.now() - slowAt > SLOW_EVERY_MS) {
+      const day = new Date(Date.now() - 86400000).toISOString().slice(0, 19) + "Z";
+      const [dear, waste, hours] = await Promise.all([
+        get("/v1/sessions?sort=cost&limit=10"), get("/v1/sessions?sort=waste&limit=10"), get(`/v1/costs?by=hour&from=${day}&limit=1000`)]);
+      drawSessions("dear", dear.rows, "cost_nanos", ["cached", (row) => money(row.waste_nanos, 4)]);
+      drawSessions("waste", waste.rows.filter((row) => row.waste_nanos), "waste_nanos", ["of its cost", (row) => percent(row.waste_nanos, row.cost_nanos)]);
+      drawHours(hours.rows);
+      slowAt = performance.now();
+    }
+    $("fresh").textContent = `as of ${new Date().toTimeString().slice(0, 8)}`;
+    $("fresh").classList.remove("bad");
+  } catch (error) {
+    if (error instanceof Refused && (error.status === 401 || error.status === 403)) { location.assign("/login"); return; }
+    $("fresh").textContent = `not refreshed: ${error.message || "the service does not answer"}`;
+    $("fresh").classList.add("bad");
+  }
+  setTimeout(refresh, EVERY_MS);
+}
+
+$("logout").addEventListener("click", async () => {
+  await fetch("/logout", { method: "POST", credentials: "same-origin" });
+  location.assign("/login");
+});
+refresh();
