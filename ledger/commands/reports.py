@@ -31,16 +31,28 @@ SHAPES = {
 """The unit that a figure's name ends in, and how it reads."""
 
 TITLES = {
-    "active_block_us": "active",
-    "cached_block_us": "cached",
-    "free_block_us": "free",
-    "capacity_block_us": "capacity",
+    "active_block_us": "active bh",
+    "cached_block_us": "cached bh",
+    "free_block_us": "free bh",
+    "capacity_block_us": "capacity bh",
     "compute_us": "compute",
     "active_nanos": "active cost",
     "cached_nanos": "cached cost",
     "output_tokens": "output",
 }
 """Figures that a table has room for; JSON and CSV have all."""
+
+
+SPARE = {
+    "engine": 9,
+    "outcome": 8,
+    "request": 0,
+    "output_tokens": 5,
+    "compute_us": 4,
+    "capacity_block_us": 3,
+    "free_block_us": 2,
+}
+"""What a narrow table goes without first; a pool keeps its name."""
 
 
 def usage(args: Namespace) -> int:
@@ -66,7 +78,7 @@ def usage(args: Namespace) -> int:
         columns=tuple(_column(key, by) for key in keys),
         rows=[tuple(getattr(row, key) for key in keys) for row in rows],
         empty=empty,
-        rounded=f"Block-hours, {currency} to 4 places; --format json and csv have every figure, exact.",
+        rounded=f"bh: block-hours. {currency} to 4 places. Every figure, exact: --format json or csv.",
     )
     show(sheet, args.format, sys.stdout, top=args.top)
     return 0
@@ -91,6 +103,7 @@ def report(args: Namespace) -> int:
 
 def _column(key: str, by: By) -> Column:
     if key in KEYS[by]:
-        return Column(key=key, title=key)
+        spare = {By.POOL: 0, By.REQUEST: SPARE.get(key, 1)}.get(by, 0)
+        return Column(key=key, title=key, spare=spare, absent="(the rest)")
     shape = next(shape for ending, shape in SHAPES.items() if key.endswith(ending))
-    return Column(key=key, title=TITLES.get(key, ""), shape=shape, summed=True)
+    return Column(key=key, title=TITLES.get(key, ""), shape=shape, summed=True, spare=SPARE.get(key, 0))

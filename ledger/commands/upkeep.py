@@ -61,12 +61,12 @@ def quarantine_list(args: Namespace) -> int:
         entries = quarantine.entries(connection)
     columns = (
         Column(key="id", title="id", shape=Shape.TEXT),
-        Column(key="received_us", title="received", shape=Shape.TIME),
+        Column(key="received_us", title="received", shape=Shape.TIME, spare=2),
         Column(key="engine", title="engine"),
         Column(key="boot_id"),
         Column(key="seq", title="seq", shape=Shape.COUNT),
         Column(key="reason", title="reason"),
-        Column(key="bytes", title="bytes", shape=Shape.COUNT),
+        Column(key="bytes", title="bytes", shape=Shape.COUNT, spare=3),
         Column(key="detail", title="why"),
     )
     rows = [(e.id, e.received_us, e.engine, e.boot_id, e.seq, e.reason, e.size_bytes, e.detail) for e in entries]
