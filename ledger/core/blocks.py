@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from ledger.core.records import Dimensions, Group
 
+LOOSE_WHILE_STEADY_MAX = 64
+"""Steps in flight, each with one token; the hook has no more at a time."""
+
 
 class Key:
     """Identity of a (tenant, session): who computed a block is compared by it. One object for each."""
@@ -57,7 +60,7 @@ class Holder:
         self.frontier = 0
         """Positions scheduled so far, from the start of the prompt."""
         self.loose = 0
-        """Drafts in flight: so far the frontier may fall back."""
+        """Tokens that steps in flight may not give: so far the frontier may fall back."""
         self.steady = False
         """In steady decode: every step fills one slot."""
         self.held = 0
@@ -719,19 +722,25 @@ class BlockAccounts:
         """
         size = table.size
         holder = table.holder
-        first = max(self._frontier(table) - holder.loose, table.tail)
-        if not size or first >= table.end:
+        if not size:
+            return
+        order = table.order
+        named = set(blocks)
+        if holder.steady:
+            # What is loose is known only when it is not steady any more, and not more than this.
+            first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)
+            if first >= table.end or named.isdisjoint(order[(first - table.base) // size :]):
+                return
+            self.unsteady(holder)
+        first = max(holder.frontier - holder.loose, table.tail)
+        if first >= table.end:
             return
         first = (first - table.base) // size
-        named = set(blocks) if len(blocks) > 1 else blocks
-        order = table.order
         last = len(order) - 1
         while last >= first and order[last] not in named:
             last -= 1
         if last < first:
             return
-        if holder.steady:
-            self.unsteady(holder)
         for i in range(first, last + 1):
             block = order[i]
             assert block is not None, "blocks that were let go lie before the tail"

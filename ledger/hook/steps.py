@@ -129,6 +129,7 @@ class Steps:
         for step in self.flight:
             entry = step.entries.get(request)
             if entry is None:
+                request.loose += 1
                 step.entries[request] = Entry(1, 0, ends=True, drafted=0, generation=request.generation)
             else:
                 entry.tokens += 1
@@ -220,7 +221,8 @@ class Steps:
         if counts is None:
             counts = self.counts(request)
         ends, drafted = compute(request, counts, count)
-        request.loose += drafted
+        if ends:
+            request.loose += drafted + 1
         step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
         plain = request.high == request.frontier
         for table in request.tables:
@@ -272,8 +274,8 @@ class Steps:
                 self.complete(request)
             return
         count = accepted.get(request.id, 1 if entry.ends else 0)
-        if entry.drafted and entry.generation == request.generation:
-            request.loose -= entry.drafted
+        if entry.ends and entry.generation == request.generation:
+            request.loose -= entry.drafted + 1
         if entry.ends:
             if count == entry.drafted + 1:
                 request.output += count
