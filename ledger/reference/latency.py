@@ -40,7 +40,7 @@ RTX_4090_LLAMA_8B = LatencyModel(
     fixed_ns=17_000_000,
     per_prefill_token_ns=110_000,
     per_prefill_pair_ps=3_000,
-    per_sequence_ns=40_000,
+    per_sequence_ns=30_000,
     per_kv_token_ps=140_000,
 )
 
