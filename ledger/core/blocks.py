@@ -92,7 +92,6 @@ class Table:
         "ahead_acc",
         "ahead_falls",
         "base",
-        "count",
         "done",
         "due",
         "end",
@@ -106,6 +105,7 @@ class Table:
         "order",
         "own",
         "pool",
+        "queued",
         "shared",
         "shared_ahead",
         "shared_unfilled",
@@ -123,12 +123,11 @@ class Table:
         """Slots of a block; 0 where blocks have none (state groups)."""
         self.account = account
         self.own = self.acc = 0
-        self.count = 0
-        """All blocks, own and shared."""
         self.nodes: frozenset[Node] = frozenset()
         self.shared = self.shared_unfilled = self.shared_ahead = 0
         """Charges of shared blocks in fixed point, to which the nodes' present values are added."""
         self.unfilled = self.unfilled_acc = self.falls = 0
+        """Unfilled slots *less the slots of all own blocks*: a new empty block leaves it as it is."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
         self.marked_unfilled = self.marked_ahead = 0
         """The part of own slots that is written down block by block."""
@@ -137,12 +136,34 @@ class Table:
         """Positions: of the first block, behind the last, and from where blocks are an ordinary tail."""
         self.opens: dict[int, int] = {}
         """First position of each block whose fill is written down."""
-        self.due = -1
+        self.due = self.queued = -1
+        """The tick at which its tail is full, and the one at which it is looked at next (not later)."""
         self.done = (0, 0, 0)
         """For the settling alone: the charges up to the last boundary."""
 
 
 Owner: TypeAlias = Account | Table | Cell | None
+
+
+def tally(owners: tuple[Owner, ...]) -> dict[Owner, int]:
+    """How many blocks each owner has: there are few owners, mostly."""
+    kinds = set(owners)
+    if len(kinds) > 8:
+        return Counter(owners)
+    return {kind: owners.count(kind) for kind in kinds}
+
+
+def held_blocks(table: Table) -> int:
+    """Blocks of a table, own and shared."""
+    count = table.own
+    stack = list(table.nodes)
+    while stack:
+        node = stack.pop()
+        if node.parts is None:
+            count += node.blocks
+        else:
+            stack.extend(node.parts)
+    return count
 
 
 class BlockAccounts:
@@ -169,11 +190,11 @@ class BlockAccounts:
         # Ids run from 0 or from 1: engines that keep block 0 for themselves use 1..N.
         self.owner: list[Owner] = [None] * (blocks + 1)
         self.computed_by: list[Key | None] = [None] * (blocks + 1)
-        self.active = self.active_acc = 0
         self.cached = self.cached_acc = 0
         self.group_active = [0] * len(groups)
         self.group_acc = [0] * len(groups)
         self.unfilled = self.unfilled_acc = self.falls = 0
+        """Unfilled slots less the slots of all active blocks, as in the tables."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
         self.fills: dict[int, int] = {}
         """Filled slots of blocks not yet full whose fill is written down; negative: so far ahead of it."""
@@ -183,6 +204,16 @@ class BlockAccounts:
         self.accounts: dict[Dimensions, Account] = {}
         self.touched: list[Account] = []
         self.period_start = 0
+
+    @property
+    def active(self) -> int:
+        """Blocks that somebody holds."""
+        return sum(self.group_active)
+
+    @property
+    def unfilled_slots(self) -> int:
+        """Slots of held blocks that are neither filled nor look-ahead."""
+        return self.unfilled + sum(n * size for n, size in zip(self.group_active, self.sizes, strict=True))
 
     # -- accounts and tables -------------------------------------------------------------------------
 
@@ -242,54 +273,46 @@ class BlockAccounts:
     def take_new(self, t: int, table: Table, key: Key | None, blocks: Sequence[int]) -> int:
         """Blocks without content of use join a table; returns how many were taken."""
         owner = self.owner
-        if len(blocks) == 1 and owner[block := blocks[0]] is None and block >= 0:
+        if len(blocks) == 1 and 0 < (block := blocks[0]) < self.blocks and owner[block] is None:
             owner[block] = table
             self.computed_by[block] = key
+            if table.falls and not self.lookahead:
+                # The frequent case, a request in decode takes its next block: it begins empty, see Table.unfilled.
+                size = table.size
+                table.own += 1
+                table.acc -= t
+                group = table.group
+                self.group_active[group] += 1
+                self.group_acc[group] -= t
+                table.holder.held += 1
+                table.order.append(block)
+                table.end += size
+                table.due += size
+                return 1
             taken = 1
         else:
-            kinds = set(self.owners(blocks))
-            if kinds == {None} and len(set(blocks)) == len(blocks):
-                pass
-            else:
+            if set(self.owners(blocks)) != {None} or len(set(blocks)) != len(blocks):
                 blocks = self._sort_out(t, blocks)
+            taken = len(blocks)
+            if not taken:
+                return 0
+            if not self._fits(taken):
+                return 0
             by = self.computed_by
             for block in blocks:
                 owner[block] = table
                 by[block] = key
-            taken = len(blocks)
-        if not taken:
-            return 0
-        if self.active + self.cached + taken > self.blocks:
-            self.fault("pool_overfull")
-            for block in blocks:
-                owner[block] = None
-            return 0
         self._add_own(t, table, taken)
         if size := table.size:
             table.order.extend(blocks)
-            slots = taken * size
-            table.end += slots
-            if table.falls and not self.lookahead:
-                # The frequent case: a request in decode takes its next block.
-                table.unfilled += slots
-                table.unfilled_acc -= slots * t
-                self.unfilled += slots
-                self.unfilled_acc -= slots * t
-                table.due = due = table.due + slots
-                waiting = self.ticks.due.get(due)
-                if waiting is None:
-                    self.ticks.due[due] = [table]
-                else:
-                    waiting.append(table)
-            else:
-                self.retune(t, table)
+            table.end += taken * size
+            self.retune(t, table)
         return taken
 
     def take_full(self, t: int, table: Table, blocks: Sequence[int]) -> int:
         """Blocks with content from outside join a table: full, computed by nobody here."""
         blocks = self._sort_out(t, blocks)
-        if self.active + self.cached + len(blocks) > self.blocks:
-            self.fault("pool_overfull")
+        if not blocks or not self._fits(len(blocks)):
             return 0
         for block in blocks:
             self.owner[block] = table
@@ -305,7 +328,7 @@ class BlockAccounts:
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
             owners = self.owners(blocks)
-        kinds = Counter(owners) if len(set(owners)) > 1 else {owners[0]: len(owners)}
+        kinds = tally(owners)
         own = taken = 0
         unfit = False
         for kind, count in kinds.items():
@@ -316,8 +339,7 @@ class BlockAccounts:
                 own += count
             elif type(kind) is Table:
                 taken += self._share(t, table, kind, blocks, owners)
-            elif self.active + self.cached + own + count > self.blocks:
-                self.fault("pool_overfull")
+            elif not self._fits(own + count):
                 unfit = True
             else:
                 self.fault("hit_without_content")
@@ -338,17 +360,20 @@ class BlockAccounts:
     def _add_own(self, t: int, table: Table, blocks: int) -> None:
         table.own += blocks
         table.acc -= blocks * t
-        self.active += blocks
-        self.active_acc -= blocks * t
         self.group_active[table.group] += blocks
         self.group_acc[table.group] -= blocks * t
         self._count(table, blocks)
 
     def _count(self, table: Table, blocks: int) -> None:
-        if not table.count:
-            self.holding[table] = None
-        table.count += blocks
+        self.holding[table] = None
         table.holder.held += blocks
+
+    def _fits(self, blocks: int) -> bool:
+        """Whether so many free blocks can be left: ids 0 and N together would be one block too many."""
+        if self.active + self.cached + blocks > self.blocks:
+            self.fault("pool_overfull")
+            return False
+        return True
 
     def _append_full(self, t: int, table: Table, blocks: Sequence[int]) -> None:
         size = table.size
@@ -406,7 +431,9 @@ class BlockAccounts:
         node = Node(t, 2, count)
         if unfilled or ahead:
             node.change_slots(t, unfilled, ahead)
-            self._change_pool_slots(t, unfilled, ahead)
+        if other.size:
+            self.retune(t, other)
+            self._change_pool_slots(t, unfilled - other.size * count, ahead)
         cell = Cell(table.group, node)
         self.leaves[node] = None
         for block in mine:
@@ -481,8 +508,8 @@ class BlockAccounts:
         table.shared_ahead += charged[2]
         nodes.remove(node)
         table.nodes = frozenset(nodes)
-        if node.holders == 1 and (node.unfilled or node.ahead):
-            self._change_pool_slots(t, -node.unfilled, -node.ahead)
+        if node.holders == 1 and table.size:
+            self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
         node.change_holders(t, -1)
         if not node.holders:
             del self.leaves[node]
@@ -507,13 +534,13 @@ class BlockAccounts:
             self.fault("block_twice")
             blocks = list(named)
             owners = self.owners(blocks)
-        kinds: dict[Owner, int] = Counter(owners) if len(set(owners)) > 1 else {owners[0]: len(owners)}
+        kinds = tally(owners)
         ended: set[Owner] = set()
         unheld = let_go = 0
         tables = [table for table in holder.tables if table.pool is self]
         for kind, count in kinds.items():
             if type(kind) is Table and kind.holder is holder:
-                self.write_down(t, kind, blocks)
+                self.write_down(t, kind, named)
                 ended.add(kind)
                 kind.own -= count
                 kind.acc += count * t
@@ -550,17 +577,16 @@ class BlockAccounts:
         if unheld or cached or freed:
             self._settle_unheld(t, tables[0].account, ended, named, unheld, cached, freed)
         for table in tables:
-            if not table.count and table in self.holding:
+            if table.size:
+                self.retune(t, table)
+            if not table.own and not table.nodes and table in self.holding:
                 del self.holding[table]
                 self.let_go.append(table)
         return let_go
 
     def _uncount(self, t: int, table: Table, blocks: int, *, unheld: bool) -> None:
-        table.count -= blocks
         table.holder.held -= blocks
         if unheld:
-            self.active -= blocks
-            self.active_acc += blocks * t
             self.group_active[table.group] -= blocks
             self.group_acc[table.group] += blocks * t
 
@@ -576,7 +602,7 @@ class BlockAccounts:
     ) -> None:
         """Blocks that nobody holds any more become cached or free, as the engine says where it can be so."""
         owner = self.owner
-        if unheld != len(cached) + len(freed) or not self._fits(ended, named, cached, freed):
+        if unheld != len(cached) + len(freed) or not self._agrees(ended, named, cached, freed):
             self.fault("release_state_unclear")
             claimed = set(cached)
             gone = [block for block in named if owner[block] in ended]
@@ -592,13 +618,13 @@ class BlockAccounts:
         for block in freed:
             owner[block] = None
 
-    def _fits(self, ended: set[Owner], named: set[int], cached: Sequence[int], freed: Sequence[int]) -> bool:
+    def _agrees(self, ended: set[Owner], named: set[int], cached: Sequence[int], freed: Sequence[int]) -> bool:
         """Whether cached and freed blocks are exactly those without a holder, given that their number is right."""
         ends = {*cached, *freed}
         return (
             len(ends) == len(cached) + len(freed)
             and named.issuperset(ends)
-            and ended.issuperset(map(self.owner.__getitem__, ends))
+            and (not ends or ended.issuperset(self.owners([*ends])))
         )
 
     def evict(self, t: int, blocks: Sequence[int]) -> None:
@@ -615,7 +641,7 @@ class BlockAccounts:
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
             owners = self.owners(blocks)
-        for kind, count in Counter(owners).items():
+        for kind, count in tally(owners).items():
             if type(kind) is Account:
                 self.change_cached(t, kind, -count)
             else:
@@ -643,7 +669,7 @@ class BlockAccounts:
         falls = 1 if steady and unfilled else 0
         ahead_falls = 1 if steady and ahead and not unfilled else 0
         step = falls - table.falls
-        new = unfilled + table.marked_unfilled + (ticks.n if falls else 0)
+        new = unfilled + table.marked_unfilled - table.own * table.size + (ticks.n if falls else 0)
         change = new - table.unfilled
         if change or step:
             table.unfilled = new
@@ -665,9 +691,9 @@ class BlockAccounts:
             self.ahead_acc -= change * t
             self.ahead_falls += step
         if falls or ahead_falls:
-            due = ticks.n + (unfilled or ahead)
-            if due != table.due:
-                table.due = due
+            table.due = due = ticks.n + (unfilled or ahead)
+            if not ticks.n <= table.queued <= due:
+                table.queued = due
                 ticks.due.setdefault(due, []).append(table)
         else:
             table.due = -1
@@ -680,6 +706,23 @@ class BlockAccounts:
         if self.ahead_falls:
             self.ahead -= self.ahead_falls
             self.ahead_acc += self.ahead_falls * t
+
+    def look(self, t: int, table: Table) -> None:
+        """Its tail was to be full by this tick; called before the tick is counted."""
+        ticks = self.ticks
+        if table.queued != ticks.n:
+            return
+        table.queued = -1
+        due = table.due
+        if due == ticks.n:
+            self.retune(t, table)
+        elif due > ticks.n:
+            table.queued = due
+            waiting = ticks.due.get(due)
+            if waiting is None:
+                ticks.due[due] = [table]
+            else:
+                waiting.append(table)
 
     def is_plain(self, table: Table) -> bool:
         """Whether steps fill only the table's own tail."""
@@ -715,7 +758,7 @@ class BlockAccounts:
             table.opens = {}
             self.retune(t, table)
 
-    def write_down(self, t: int, table: Table, blocks: Sequence[int | None]) -> None:
+    def write_down(self, t: int, table: Table, blocks: Iterable[int | None]) -> None:
         """If any of ``blocks`` lies in the table's open tail, fills are written down up to the last of them.
 
         The holder is not steady after that: its steps fill blocks one by one.
@@ -725,7 +768,7 @@ class BlockAccounts:
         if not size:
             return
         order = table.order
-        named = set(blocks)
+        named = blocks if isinstance(blocks, set) else set(blocks)
         if holder.steady:
             # What is loose is known only when it is not steady any more, and not more than this.
             first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)

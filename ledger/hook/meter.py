@@ -14,7 +14,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from ledger.core.blocks import BlockAccounts, Key, Table
+from ledger.core.blocks import BlockAccounts, Key, Table, held_blocks
 from ledger.core.records import (
     PERIOD_US,
     UNATTRIBUTED,
@@ -116,8 +116,6 @@ class PoolMeter:
                 self._align(holder, table, 0)
             if new:
                 self._accounts.take_new(t_us, table, holder.key, new)
-            if holder.held > holder.peak_blocks:
-                holder.peak_blocks = holder.held
             if not holder.steady and holder.held:
                 meter._steps.partial[request] = holder
         except Exception:
@@ -196,6 +194,8 @@ class PoolMeter:
             if holder is None:
                 meter._fault("unknown_request")
                 return
+            # Blocks held only grow between two releases, so here is where to look for the most.
+            holder.peak_blocks = max(holder.peak_blocks, holder.held)
             self._accounts.release(t_us, holder, blocks, cached, freed)
             if not holder.held:
                 meter._steps.partial.pop(request, None)
@@ -232,12 +232,15 @@ class PoolMeter:
     def _cut(self, t: int, *, closes: bool) -> PoolCut:
         accounts = self._accounts
         ticks = accounts.ticks
+        groups = [n * t + acc for n, acc in zip(accounts.group_active, accounts.group_acc, strict=True)]
         now = (
-            accounts.active * t + accounts.active_acc,
+            sum(groups),
             accounts.cached * t + accounts.cached_acc,
-            accounts.unfilled * t + accounts.unfilled_acc,
+            sum(n * size for n, size in zip(groups, accounts.sizes, strict=True))
+            + accounts.unfilled * t
+            + accounts.unfilled_acc,
             accounts.ahead * t + accounts.ahead_acc,
-            [n * t + acc for n, acc in zip(accounts.group_active, accounts.group_acc, strict=True)],
+            groups,
         )
         was = self._at_cut
         self._at_cut = now
@@ -630,6 +633,7 @@ class Meter:
         if self._steps.requests.pop(request.id, None) is None:
             return
         self._steps.partial.pop(request.id, None)
+        request.peak_blocks = max(request.peak_blocks, request.held)
         self._completed.append(request)
         for pool in self._pools:
             for group in range(len(pool.opened.groups)):
@@ -655,16 +659,17 @@ class Meter:
             if mine and request.steady:
                 self._steps.rouse(t, request)
             if request.ended_t is not None and not request.waits:
-                elsewhere = request.held - sum([table.count for table in mine])
+                elsewhere = request.held - sum([held_blocks(table) for table in mine])
                 if not elsewhere:
                     waiting.append(request)
         for request in waiting:
             self._complete(request)
         self._cut(t, closing)
         for request in self._steps.requests.values():
+            request.peak_blocks = max(request.peak_blocks, request.held)
             for table in request.tables:
                 if table.pool in gone:
-                    request.held -= table.count
+                    request.held -= held_blocks(table)
             request.tables = [table for table in request.tables if table.pool not in gone]
             if not request.held:
                 self._steps.partial.pop(request.id, None)

@@ -304,8 +304,10 @@ class Settler:
             s_unf,
             s_ahead,
         ) in pool.tables:
-            active = ((own * t + acc) << SHIFT) + shared
-            empty = ((unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
+            held = own * t + acc
+            active = (held << SHIFT) + shared
+            # What is stored is less all own slots.
+            empty = ((held * table.size + unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
             coming = ((ahead * t + a_acc - a_falls * fallen) << SHIFT) + s_ahead
             for leaf in leaves:
                 more = nodes[leaf]

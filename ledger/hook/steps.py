@@ -174,8 +174,7 @@ class Steps:
         self.flight.append(step)
         ticks = self.ticks
         for table in ticks.due.pop(ticks.n, ()):
-            if table.due == ticks.n:
-                table.pool.retune(t, table)
+            table.pool.look(t, table)
         if steady:
             for pool in self.pools:
                 if pool.falls or pool.ahead_falls:
