@@ -7,7 +7,6 @@ writes one row.
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,8 @@ from ledger.store import prices as store
 from ledger.store.terms import ensure_terms
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from ledger.config import Settings
     from ledger.store.database import Connection
 

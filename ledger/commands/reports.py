@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from ledger.commands.opening import now_us, opened
 from ledger.core.periods import format_time, period_end
@@ -15,8 +15,12 @@ from ledger.reports.render import Column, Shape, Sheet, json_text, show
 from ledger.reports.statement import as_value
 from ledger.reports.usage import KEYS, By, columns
 from ledger.reports.usage import usage as read_usage
-from ledger.reports.usage_rows import UsageRow
 from ledger.store import inputs
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from ledger.reports.usage_rows import UsageRow
 
 NO_FACTS = "there are no facts yet; `kvledger replay` brings some"
 

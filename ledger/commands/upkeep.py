@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ledger import ingest
 from ledger.cli import FOUND, OK, settings_of
@@ -13,6 +12,10 @@ from ledger.commands.opening import Ledger, connected, file_of, make_folder, now
 from ledger.errors import UsageError
 from ledger.reports.render import Column, Shape, Sheet, show
 from ledger.store import migrate, quarantine
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
 
 
 def db_upgrade(args: Namespace) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -22,6 +21,9 @@ from rich.text import Text
 
 from ledger.core.money import rounded_text
 from ledger.core.periods import HOUR_US, format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 Value = int | str | bool | None
 
