@@ -19,12 +19,16 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
+from ledger.core.records import UNATTRIBUTED, Dimensions
 from ledger.core.sharing import Cell, Node, final, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ledger.core.records import Dimensions, Group
+    from ledger.core.records import Group
+
+GUARDS = 64
+"""Entries behind the owner list for ids below nought: -1 and its like; a wilder id is beyond the list anyhow."""
 
 LOOSE_WHILE_STEADY_MAX = 64
 """Steps in flight, each with one token; the hook has no more at a time."""
@@ -144,12 +148,20 @@ class Table:
 
 Owner: TypeAlias = Account | Table | Cell | None
 
+NOBODY = Dimensions(tenant=UNATTRIBUTED)
+
 
 def tally(owners: tuple[Owner, ...]) -> dict[Owner, int]:
     """How many blocks each owner has: there are few owners, mostly."""
     kinds = set(owners)
     if len(kinds) > 8:
         return Counter(owners)
+    if len(kinds) <= 2:
+        one = kinds.pop()
+        if not kinds:
+            return {one: len(owners)}
+        count = owners.count(one)
+        return {one: count, kinds.pop(): len(owners) - count}
     return {kind: owners.count(kind) for kind in kinds}
 
 
@@ -188,8 +200,11 @@ class BlockAccounts:
         self.fault = fault
         self.unsteady = unsteady
         # Ids run from 0 or from 1: engines that keep block 0 for themselves use 1..N.
+        # Negative ids end on the guard, which is nobody's table.
+        guard = Table(self, Holder(), 0, 0, Account(NOBODY))
         self.owner: list[Owner] = [None] * (blocks + 1)
-        self.computed_by: list[Key | None] = [None] * (blocks + 1)
+        self.owner.extend([guard] * GUARDS)
+        self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARDS)
         self.cached = self.cached_acc = 0
         self.group_active = [0] * len(groups)
         self.group_acc = [0] * len(groups)
@@ -260,11 +275,7 @@ class BlockAccounts:
     def owners(self, blocks: Sequence[int]) -> tuple[Owner, ...]:
         """Owners of blocks, in order; raises on ids that are no blocks of the pool."""
         if len(blocks) == 1:
-            if blocks[0] < 0:
-                raise IndexError
             return (self.owner[blocks[0]],)
-        if min(blocks) < 0:
-            raise IndexError
         owners: tuple[Owner, ...] = itemgetter(*blocks)(self.owner)
         return owners
 
@@ -291,7 +302,7 @@ class BlockAccounts:
                 return 1
             taken = 1
         else:
-            if set(self.owners(blocks)) != {None} or len(set(blocks)) != len(blocks):
+            if self.owners(blocks).count(None) != len(blocks) or len(set(blocks)) != len(blocks):
                 blocks = self._sort_out(t, blocks)
             taken = len(blocks)
             if not taken:
@@ -321,9 +332,8 @@ class BlockAccounts:
         self._append_full(t, table, blocks)
         return len(blocks)
 
-    def take_hit(self, t: int, table: Table, blocks: Sequence[int]) -> int:
+    def take_hit(self, t: int, table: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
         """Blocks whose content is reused join a table, whoever has them; returns how many were taken."""
-        owners = self.owners(blocks)
         if len(set(blocks)) != len(blocks):
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
@@ -379,7 +389,8 @@ class BlockAccounts:
         size = table.size
         if not size:
             return
-        self.write_down(t, table, table.order)
+        if table.order:
+            self.write_down(t, table, table.order)
         if self.fills:
             for i, block in enumerate(blocks):
                 if block in self.fills:
@@ -394,8 +405,6 @@ class BlockAccounts:
         fit: list[int] = []
         evicted: Counter[Account] = Counter()
         for block in dict.fromkeys(blocks):
-            if block < 0:
-                raise IndexError
             was = self.owner[block]
             if was is None:
                 fit.append(block)
@@ -483,17 +492,30 @@ class BlockAccounts:
 
     def _leave(self, t: int, table: Table, node: Node) -> None:
         """The table gives up a leaf: its pointer above is brought down to it first."""
-        nodes = set(table.nodes)
-        above = node
+        if node not in table.nodes:
+            self._bring_down(table, node)
+        charged = node.values(t)
+        table.shared += charged[0]
+        table.shared_unfilled += charged[1]
+        table.shared_ahead += charged[2]
+        table.nodes -= {node}
+        if node.holders == 1 and table.size:
+            self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
+        node.change_holders(t, -1)
+        if not node.holders:
+            del self.leaves[node]
+
+    @staticmethod
+    def _bring_down(table: Table, node: Node) -> None:
+        """Replace the table's pointer above a leaf by pointers to the parts, down to the leaf itself."""
         path = [node]
-        while above not in nodes:
-            up = above.up
-            assert up is not None, "membership is checked before"
-            above = up
+        nodes = set(table.nodes)
+        while path[-1] not in nodes:
+            above = path[-1].up
+            assert above is not None, "membership is checked before"
             path.append(above)
         while len(path) > 1:
             inner = path.pop()
-            below = path[-1]
             charged = final(inner)
             table.shared += charged[0]
             table.shared_unfilled += charged[1]
@@ -501,18 +523,7 @@ class BlockAccounts:
             assert inner.parts is not None
             nodes.remove(inner)
             nodes.update(inner.parts)
-            assert below in nodes
-        charged = node.values(t)
-        table.shared += charged[0]
-        table.shared_unfilled += charged[1]
-        table.shared_ahead += charged[2]
-        nodes.remove(node)
         table.nodes = frozenset(nodes)
-        if node.holders == 1 and table.size:
-            self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
-        node.change_holders(t, -1)
-        if not node.holders:
-            del self.leaves[node]
 
     def _holds(self, table: Table | None, node: Node) -> bool:
         if table is None:
@@ -540,7 +551,10 @@ class BlockAccounts:
         tables = [table for table in holder.tables if table.pool is self]
         for kind, count in kinds.items():
             if type(kind) is Table and kind.holder is holder:
-                self.write_down(t, kind, named)
+                if count == kind.own and not kind.opens:
+                    self._empty(kind)
+                else:
+                    self.write_down(t, kind, named)
                 ended.add(kind)
                 kind.own -= count
                 kind.acc += count * t
@@ -620,11 +634,11 @@ class BlockAccounts:
 
     def _agrees(self, ended: set[Owner], named: set[int], cached: Sequence[int], freed: Sequence[int]) -> bool:
         """Whether cached and freed blocks are exactly those without a holder, given that their number is right."""
-        ends = {*cached, *freed}
-        return (
-            len(ends) == len(cached) + len(freed)
-            and named.issuperset(ends)
-            and (not ends or ended.issuperset(self.owners([*ends])))
+        blocks = [*cached, *freed] if cached and freed else cached or freed
+        return not blocks or (
+            len(set(blocks)) == len(blocks)
+            and named.issuperset(blocks)
+            and sum(map(self.owners(blocks).count, ended)) == len(blocks)
         )
 
     def evict(self, t: int, blocks: Sequence[int]) -> None:
@@ -699,30 +713,13 @@ class BlockAccounts:
             table.due = -1
 
     def fall(self, t: int) -> None:
-        """Every steady table fills one slot; called before the tick is counted."""
+        """Fill one slot of every steady table; called before the tick is counted."""
         if self.falls:
             self.unfilled -= self.falls
             self.unfilled_acc += self.falls * t
         if self.ahead_falls:
             self.ahead -= self.ahead_falls
             self.ahead_acc += self.ahead_falls * t
-
-    def look(self, t: int, table: Table) -> None:
-        """Its tail was to be full by this tick; called before the tick is counted."""
-        ticks = self.ticks
-        if table.queued != ticks.n:
-            return
-        table.queued = -1
-        due = table.due
-        if due == ticks.n:
-            self.retune(t, table)
-        elif due > ticks.n:
-            table.queued = due
-            waiting = ticks.due.get(due)
-            if waiting is None:
-                ticks.due[due] = [table]
-            else:
-                waiting.append(table)
 
     def is_plain(self, table: Table) -> bool:
         """Whether steps fill only the table's own tail."""
@@ -796,6 +793,19 @@ class BlockAccounts:
             table.marked_ahead += ahead
         table.tail = table.base + (last + 1) * size
         self.retune(t, table)
+
+    def _empty(self, table: Table) -> None:
+        """A table loses all own blocks: open ones at the end give their positions back, as in _take_back."""
+        size = table.size
+        if size:
+            first = max(self._frontier(table), table.tail)
+            if first < table.end:
+                order = table.order
+                del order[(first - table.base) // size :]
+                while order and order[-1] is None:
+                    order.pop()
+                table.end = table.base + len(order) * size
+            table.tail = table.end
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
         """Positions at the end of a table that lost their block before it was full are free again."""

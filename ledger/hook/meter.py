@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -18,7 +19,6 @@ from ledger.core.blocks import BlockAccounts, Key, Table, held_blocks
 from ledger.core.records import (
     PERIOD_US,
     UNATTRIBUTED,
-    Admission,
     Batch,
     Boot,
     Dimensions,
@@ -153,14 +153,16 @@ class PoolMeter:
     ) -> None:
         steps = self._meter._steps
         accounts = self._accounts
-        accounts.owners([*hit, *loaded])
+        owners = accounts.owners(hit) if hit else ()
+        if loaded:
+            accounts.owners(loaded)
         if holder.steady:
             steps.rouse(t, holder)
         if self.leads and not table.group and holder.ended_t is None:
             size = table.size or 1
             by = accounts.computed_by
             runs: list[tuple[int, int]] = []
-            writers = [by[block] for block in hit]
+            writers = [by[block] for block in hit] if len(hit) < 2 else itemgetter(*hit)(by)
             own = writers.count(holder.key)
             if own in (0, len(hit)):
                 runs.append((OWN if own else OTHERS, len(hit) * size))
@@ -170,12 +172,12 @@ class PoolMeter:
             tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
             cover(holder, steps.counts(holder), tokens, runs)
             for other in holder.tables:
-                if other.size:
+                if other.order:
                     other.pool.moved(t, other)
         if not table.order and table.size:
             self._align(holder, table, len(hit) + len(loaded))
         if hit:
-            accounts.take_hit(t, table, hit)
+            accounts.take_hit(t, table, hit, owners)
         if loaded:
             accounts.take_full(t, table, loaded)
 
@@ -327,7 +329,7 @@ class Meter:
         self._resend = False
         self._opens: list[PoolOpen] = []
         self._closes: list[PoolClose] = []
-        self._admissions: list[Admission] = []
+        self._admissions: list[Request] = []
         self._completed: list[Request] = []
         self._cut(self._period_start)
 
@@ -566,7 +568,7 @@ class Meter:
             )
             following._opens.append(pool.opened)
         for request in steps.requests.values():
-            following._admissions.append(following._admission(request))
+            following._admissions.append(request)
         self._pools = []
         self._next = NEVER
         self._steps = Steps(self._fault, self._complete)
@@ -609,18 +611,9 @@ class Meter:
             key = self._keys[identity] = Key(*identity)
         request = Request(name, dims, key, prompt=prompt, arrived_t=arrived, parent=parent)
         self._steps.requests[name] = request
-        self._admissions.append(self._admission(request))
+        self._admissions.append(request)
         self._steps.log.length_in.append((request.label, prompt))
         return request
-
-    def _admission(self, request: Request) -> Admission:
-        return Admission(
-            request=request.id,
-            dims=request.dims,
-            prompt_tokens=request.prompt,
-            arrived_us=self.boot.anchor_us + request.arrived_t,
-            parent=request.parent,
-        )
 
     def _adopt(self, t: int, name: str) -> Request:
         """A request that nobody announced holds blocks: they belong to ``unattributed`` until it lets go."""

@@ -101,7 +101,7 @@ class Cut:
     stray_compute: int = 0
     opens: list[PoolOpen] = field(default_factory=list)
     closes: list[PoolClose] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
+    admissions: list[Request] = field(default_factory=list)
     log: Log = field(default_factory=Log)
 
 
@@ -273,7 +273,16 @@ class Settler:
             skew_us=cut.skew_us,
             opens=tuple(cut.opens),
             closes=tuple(cut.closes),
-            admissions=tuple(cut.admissions),
+            admissions=tuple(
+                Admission(
+                    request=request.id,
+                    dims=request.dims,
+                    prompt_tokens=request.prompt,
+                    arrived_us=anchor + request.arrived_t,
+                    parent=request.parent,
+                )
+                for request in cut.admissions
+            ),
             pools=tuple(pools),
             sessions=tuple(sessions),
             standing=standing,

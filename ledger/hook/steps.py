@@ -67,6 +67,8 @@ class Steps:
         self.complete = complete
         self.requests: dict[str, Request] = {}
         self.steady: dict[str, Request] = {}
+        self.last_names: list[str] | None = None
+        """The steady requests in the order of the step before, None when they have changed since."""
         self.partial: dict[str, Request] = {}
         """Requests that hold blocks and are not steady: the likely exceptions of the next step."""
         self.touched: dict[Request, None] = {}
@@ -115,6 +117,7 @@ class Steps:
             if table.size:
                 table.pool.retune(t, table)
         self.steady[request.id] = request
+        self.last_names = None
         self.partial.pop(request.id, None)
         self.log.change(request.from_serial, request.label, 1)
 
@@ -141,6 +144,7 @@ class Steps:
             if table.size:
                 table.pool.retune(t, table)
         del self.steady[request.id]
+        self.last_names = None
         if request.held:
             self.partial[request.id] = request
         self.touched[request] = None
@@ -156,14 +160,16 @@ class Steps:
         steady = self.steady
         apart: list[tuple[Request, int]] = []
         strays = 0
-        if not (len(tokens) == total == len(steady) and tokens.keys() >= steady.keys()):
+        if len(tokens) == total == len(steady) and self._same(tokens):
+            pass
+        else:
             rest = total
             for name, request in self.partial.items():
                 count = tokens.get(name)
                 if count:
                     apart.append((request, count))
                     rest -= count
-            if not (len(tokens) - len(apart) == rest == len(steady) and tokens.keys() >= steady.keys()):
+            if not (len(tokens) - len(apart) == rest == len(steady) and (not steady or tokens.keys() >= steady.keys())):
                 apart, strays = self._look(t, tokens)
                 actual = len(steady) + strays + sum([count for _, count in apart])
                 if actual != total:
@@ -173,8 +179,23 @@ class Steps:
         self.serial += 1
         self.flight.append(step)
         ticks = self.ticks
-        for table in ticks.due.pop(ticks.n, ()):
-            table.pool.look(t, table)
+        n = ticks.n
+        due = ticks.due
+        for table in due.pop(n, ()):
+            # Tables whose tail was to be full by now; most have got a block since, and are looked at later.
+            if table.queued == n:
+                later = table.due
+                if later > n:
+                    table.queued = later
+                    waiting = due.get(later)
+                    if waiting is None:
+                        due[later] = [table]
+                    else:
+                        waiting.append(table)
+                else:
+                    table.queued = -1
+                    if later == n:
+                        table.pool.retune(t, table)
         if steady:
             for pool in self.pools:
                 if pool.falls or pool.ahead_falls:
@@ -183,6 +204,16 @@ class Steps:
         ticks.acc -= t
         for request, count in apart:
             self._schedule_apart(t, step, request, count)
+
+    def _same(self, tokens: Mapping[str, int]) -> bool:
+        """Whether exactly the steady requests are scheduled. Engines keep their order, so a list is compared first."""
+        names = list(tokens)
+        if names == self.last_names:
+            return True
+        if tokens.keys() >= self.steady.keys():
+            self.last_names = names
+            return True
+        return False
 
     def _look(self, t: int, tokens: Mapping[str, int]) -> tuple[list[tuple[Request, int]], int]:
         """The exceptions of a step, found by looking at every request; whoever is missing is steady no more."""
