@@ -104,6 +104,8 @@ class Settlement:
     memos: tuple[Memo, ...]
     notes: tuple[str, ...]
     """Findings, as ``code: sentence``."""
+    asked: tuple[tuple[int, str | None], ...]
+    """Earlier intervals whose stored figures the memo lines are made of, and the transactions that had booked them."""
     pools: tuple[PoolRollup, ...]
 
     def lines(self) -> Iterable[tuple[Basis, Line]]:
