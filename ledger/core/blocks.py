@@ -190,7 +190,7 @@ class BlockAccounts:
         *,
         lookahead: int,
         fault: Callable[[str], None],
-        unsteady: Callable[[Holder], None],
+        unsteady: Callable[[int, Holder], None],
     ) -> None:
         self.blocks = blocks
         self.groups = tuple(groups)
@@ -287,19 +287,6 @@ class BlockAccounts:
         if len(blocks) == 1 and 0 < (block := blocks[0]) < self.blocks and owner[block] is None:
             owner[block] = table
             self.computed_by[block] = key
-            if table.falls and not self.lookahead:
-                # The frequent case, a request in decode takes its next block: it begins empty, see Table.unfilled.
-                size = table.size
-                table.own += 1
-                table.acc -= t
-                group = table.group
-                self.group_active[group] += 1
-                self.group_acc[group] -= t
-                table.holder.held += 1
-                table.order.append(block)
-                table.end += size
-                table.due += size
-                return 1
             taken = 1
         else:
             if self.owners(blocks).count(None) != len(blocks) or len(set(blocks)) != len(blocks):
@@ -334,6 +321,11 @@ class BlockAccounts:
 
     def take_hit(self, t: int, table: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
         """Blocks whose content is reused join a table, whoever has them; returns how many were taken."""
+        first = owners[0]
+        if type(first) is Cell and first.node.blocks == len(owners) == owners.count(first):
+            taken = self._join(t, table, first, len(owners), blocks, owners)
+            self._append_full(t, table, blocks)
+            return taken
         if len(set(blocks)) != len(blocks):
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
@@ -398,7 +390,10 @@ class BlockAccounts:
         table.order.extend(blocks)
         table.end += len(blocks) * size
         table.tail = table.end
-        self.moved(t, table)
+        if table.opens:
+            self.moved(t, table)
+        elif table.marked_unfilled or table.marked_ahead or table.own or table.unfilled or table.ahead:
+            self.retune(t, table)
 
     def _sort_out(self, t: int, blocks: Sequence[int]) -> list[int]:
         """Those of ``blocks`` that may be taken as new; cached ones among them are evicted by it."""
@@ -462,10 +457,7 @@ class BlockAccounts:
             self.fault("wrong_group")
             return 0
         node = cell.node
-        above: Node | None = node
-        while above is not None and above not in table.nodes:
-            above = above.up
-        if above is not None:
+        if table.nodes and self._holds(table, node):
             self.fault("held_already")
             return 0
         if count < node.blocks:
@@ -475,7 +467,7 @@ class BlockAccounts:
         table.shared -= charged[0]
         table.shared_unfilled -= charged[1]
         table.shared_ahead -= charged[2]
-        table.nodes |= {node}
+        table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
         self._count(table, count)
         return count
 
@@ -540,6 +532,8 @@ class BlockAccounts:
     ) -> int:
         """A request lets blocks go; returns how many it did hold."""
         owners = self.owners(blocks)
+        if len(holder.tables) == 1 and self._release_all(t, holder.tables[0], owners, cached, freed):
+            return len(owners)
         named = set(blocks)
         if len(named) != len(blocks):
             self.fault("block_twice")
@@ -597,6 +591,56 @@ class BlockAccounts:
                 del self.holding[table]
                 self.let_go.append(table)
         return let_go
+
+    def _release_all(
+        self, t: int, table: Table, owners: tuple[Owner, ...], cached: Sequence[int], freed: Sequence[int]
+    ) -> bool:
+        """Try the frequent case: a request lets go of all own blocks, and of one leaf that others hold on to.
+
+        Returns whether it was that; if not, nothing is changed. A block named twice in place of another goes
+        unnoticed here: what is let go of is the same.
+        """
+        own = owners.count(table)
+        rest = len(owners) - own
+        if own != table.own or len(cached) + len(freed) != own or self.fills or table.opens:
+            return False
+        cell = None
+        if rest:
+            cell = owners[0] if owners[0] is not table else owners[-1]
+            if (
+                type(cell) is not Cell
+                or (node := cell.node).blocks != rest
+                or node.holders < 2
+                or node not in table.nodes
+                or owners.count(cell) != rest
+            ):
+                return False
+        place = self.owner
+        if own:
+            ends = [*cached, *freed] if cached and freed else cached or freed
+            if len(set(ends)) != own or self.owners(ends).count(table) != own:
+                return False
+            self._empty(table)
+            table.own = 0
+            table.acc += own * t
+            self.group_active[table.group] -= own
+            self.group_acc[table.group] += own * t
+            if cached:
+                account = table.account
+                for block in cached:
+                    place[block] = account
+                self.change_cached(t, account, len(cached))
+            for block in freed:
+                place[block] = None
+        if cell is not None:
+            self._leave(t, table, node)
+        table.holder.held -= len(owners)
+        if table.size:
+            self.retune(t, table)
+        if not table.nodes:
+            del self.holding[table]
+            self.let_go.append(table)
+        return True
 
     def _uncount(self, t: int, table: Table, blocks: int, *, unheld: bool) -> None:
         table.holder.held -= blocks
@@ -771,7 +815,7 @@ class BlockAccounts:
             first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)
             if first >= table.end or named.isdisjoint(order[(first - table.base) // size :]):
                 return
-            self.unsteady(holder)
+            self.unsteady(t, holder)
         first = max(holder.frontier - holder.loose, table.tail)
         if first >= table.end:
             return

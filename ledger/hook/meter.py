@@ -76,7 +76,14 @@ class PoolMeter:
     def __init__(self, meter: Meter, opened: PoolOpen, accounts: BlockAccounts) -> None:
         self._meter = meter
         self._accounts = accounts
-        self._tables: dict[tuple[str, int], Table] = {}
+        self._tables: list[dict[str, Table]] = [{} for _ in opened.groups]
+        # What the frequent case of acquire() needs, a step nearer.
+        self._owner = accounts.owner
+        self._computed_by = accounts.computed_by
+        self._active = accounts.group_active
+        self._active_acc = accounts.group_acc
+        self._last = accounts.blocks
+        self._plain = not accounts.lookahead
         self.opened = opened
         self.name = opened.pool
         self.leads = False
@@ -103,12 +110,30 @@ class PoolMeter:
         """``request`` takes blocks, in the order of its block table: first hits, then loaded, then new ones."""
         meter = self._meter
         try:
-            if not meter._now <= t_us < meter._next:
-                t_us = meter._turn(t_us)
-            meter._now = meter._steps.now = t_us
-            table = self._tables.get((request, group))
+            if t_us != meter._now:
+                if not meter._now <= t_us < meter._next:
+                    t_us = meter._turn(t_us)
+                meter._now = t_us
+            table = self._tables[group].get(request)
             if table is None:
                 table = self._new_table(t_us, request, group)
+            elif table.falls and len(new) == 1 and not hit and not loaded and self._plain:
+                # The frequent case: a request in decode takes its next block. An empty one changes none of the
+                # slot counts (see Table.unfilled), so this is all of it.
+                block = new[0]
+                if 0 < block < self._last and self._owner[block] is None:
+                    self._owner[block] = table
+                    self._computed_by[block] = table.holder.key  # type: ignore[attr-defined]
+                    table.own += 1
+                    table.acc -= t_us
+                    self._active[group] += 1
+                    self._active_acc[group] -= t_us
+                    table.holder.held += 1
+                    table.order.append(block)
+                    size = table.size
+                    table.end += size
+                    table.due += size
+                    return
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
                 self._take_content(t_us, holder, table, hit, loaded, covered_tokens)
@@ -130,7 +155,7 @@ class PoolMeter:
         elif request.ended_t is not None:
             meter._fault("ended_request")
         table = self._accounts.table(request, group, request.dims)
-        self._tables[name, group] = table
+        self._tables[group][name] = table
         return table
 
     def _align(self, holder: Request, table: Table, full: int) -> None:
@@ -189,7 +214,7 @@ class PoolMeter:
         try:
             if not meter._now <= t_us < meter._next:
                 t_us = meter._turn(t_us)
-            meter._now = meter._steps.now = t_us
+            meter._now = t_us
             if not blocks:
                 return
             holder = meter._steps.requests.get(request)
@@ -214,7 +239,7 @@ class PoolMeter:
         try:
             if not meter._now <= t_us < meter._next:
                 t_us = meter._turn(t_us)
-            meter._now = meter._steps.now = t_us
+            meter._now = t_us
             if blocks:
                 self._accounts.evict(t_us, blocks)
         except Exception:
@@ -418,7 +443,7 @@ class Meter:
         try:
             if not self._now <= t_us < self._next:
                 t_us = self._turn(t_us)
-            self._now = self._steps.now = t_us
+            self._now = t_us
             self._steps.schedule(t_us, tokens, total)
         except Exception:
             self._broken()
@@ -432,7 +457,7 @@ class Meter:
         try:
             if not self._now <= t_us < self._next:
                 t_us = self._turn(t_us)
-            self._now = self._steps.now = t_us
+            self._now = t_us
             self._steps.end(t_us, accepted)
         except Exception:
             self._broken()
@@ -580,7 +605,7 @@ class Meter:
         """The time at which an event counts, after the periods before it have been closed."""
         if not self._now <= t_us < self._next and not (closing and t_us == self._next):
             t_us = self._turn(t_us, closing=closing)
-        self._now = self._steps.now = t_us
+        self._now = t_us
         return t_us
 
     def _turn(self, t: int, *, closing: bool = False) -> int:
@@ -592,7 +617,6 @@ class Meter:
             return self._now
         while t >= self._next and not (closing and t == self._next):
             boundary = self._next
-            self._steps.now = boundary
             self._cut(boundary)
             self._next = boundary + PERIOD_US
         return t
@@ -629,8 +653,8 @@ class Meter:
         request.peak_blocks = max(request.peak_blocks, request.held)
         self._completed.append(request)
         for pool in self._pools:
-            for group in range(len(pool.opened.groups)):
-                table = pool._tables.pop((request.id, group), None)
+            for tables in pool._tables:
+                table = tables.pop(request.id, None)
                 if table is not None:
                     pool._accounts.forget(table)
 

@@ -67,8 +67,8 @@ class Steps:
         self.complete = complete
         self.requests: dict[str, Request] = {}
         self.steady: dict[str, Request] = {}
-        self.last_names: list[str] | None = None
-        """The steady requests in the order of the step before, None when they have changed since."""
+        self.names: list[str] = []
+        """The steady requests, as far as is known in the engine's order: a list is compared faster than sets."""
         self.partial: dict[str, Request] = {}
         """Requests that hold blocks and are not steady: the likely exceptions of the next step."""
         self.touched: dict[Request, None] = {}
@@ -84,8 +84,6 @@ class Steps:
         self.serial = 0
         """Steps scheduled so far, over the whole life."""
         self.last_end_t = LONG_AGO
-        self.now = LONG_AGO
-        """Time of the event that is being counted."""
         self.period_steps = self.period_step_us = 0
         self.system_compute = self.stray_compute = 0
 
@@ -117,7 +115,7 @@ class Steps:
             if table.size:
                 table.pool.retune(t, table)
         self.steady[request.id] = request
-        self.last_names = None
+        self.names.append(request.id)
         self.partial.pop(request.id, None)
         self.log.change(request.from_serial, request.label, 1)
 
@@ -144,7 +142,7 @@ class Steps:
             if table.size:
                 table.pool.retune(t, table)
         del self.steady[request.id]
-        self.last_names = None
+        self.names.remove(request.id)
         if request.held:
             self.partial[request.id] = request
         self.touched[request] = None
@@ -160,16 +158,14 @@ class Steps:
         steady = self.steady
         apart: list[tuple[Request, int]] = []
         strays = 0
-        if len(tokens) == total == len(steady) and self._same(tokens):
-            pass
-        else:
+        if not (len(tokens) == total == len(steady) and self._all_steady(tokens, 0)):
             rest = total
             for name, request in self.partial.items():
                 count = tokens.get(name)
                 if count:
                     apart.append((request, count))
                     rest -= count
-            if not (len(tokens) - len(apart) == rest == len(steady) and (not steady or tokens.keys() >= steady.keys())):
+            if not (len(tokens) - len(apart) == rest == len(steady) and self._all_steady(tokens, len(apart))):
                 apart, strays = self._look(t, tokens)
                 actual = len(steady) + strays + sum([count for _, count in apart])
                 if actual != total:
@@ -205,13 +201,19 @@ class Steps:
         for request, count in apart:
             self._schedule_apart(t, step, request, count)
 
-    def _same(self, tokens: Mapping[str, int]) -> bool:
-        """Whether exactly the steady requests are scheduled. Engines keep their order, so a list is compared first."""
+    def _all_steady(self, tokens: Mapping[str, int], apart: int) -> bool:
+        """Whether every steady request is scheduled, given that there is room for just these beside ``apart`` others.
+
+        Engines keep their order and put newcomers last, so mostly two lists are equal.
+        """
         names = list(tokens)
-        if names == self.last_names:
+        if apart:
+            del names[-apart:]
+        if names == self.names:
             return True
         if tokens.keys() >= self.steady.keys():
-            self.last_names = names
+            if not apart:
+                self.names = names
             return True
         return False
 
@@ -350,7 +352,7 @@ class Steps:
             self.log.tokens(request.label, (t - last) // count, count)
         request.last_token_t = t
 
-    def make_unsteady(self, holder: Holder) -> None:
+    def make_unsteady(self, t: int, holder: Holder) -> None:
         """For block accounting: somebody joined the block that the request is filling."""
         assert isinstance(holder, Request)
-        self.rouse(self.now, holder)
+        self.rouse(t, holder)
