@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +20,7 @@ from ledger.errors import LedgerError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable, Sequence
 
 OK, FOUND, USAGE, WORLD, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ledger import limits
@@ -22,6 +21,9 @@ from ledger.core.allocation import Basis, Terms
 from ledger.core.money import parse_currency
 from ledger.core.periods import parse_zone
 from ledger.errors import Refusal, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 ENV_PREFIX = "KVLEDGER_"
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from ledger.store.inputs import BadEnd, EngineBoot
 
 
+RATES_KEPT = 8
+"""Intervals whose rates are kept while a month is prepared: few requests live longer; those cost a second look."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AssetGroup:
     """An engine with its parts of assets, or an asset by itself for its unassigned rest."""
@@ -76,6 +80,8 @@ class Desk:
         )
         self._reader = inputs.PeriodReader(connection)
         self._assets: tuple[int, int, tuple[AssetTerms, ...]] = (0, 0, ())
+        self._seen: dict[tuple[str, int], _Rates] = {}
+        self._asked: dict[int, str | None] = {}
         closed = books.last_closed(connection)
         self.booked_month = month if closed is None or month > closed else _next(closed)
 
@@ -173,14 +179,18 @@ class Desk:
             allocation=allocation,
             memos=(),
             notes=allocation.findings,
+            asked=(),
             pools=tuple(rollups),
         )
         if group.engine is None:
             return made
         notes = _notes(made, sum(header.lost for header in headers))
+        self._remember(made)
         bad = self._reader.bad_ends(boots, start_us, end_us)
+        self._asked = {}
+        memos = (*self._usage_memos(made), *self._end_memos(made, bad))
         return replace(
-            made, notes=(*allocation.findings, *notes), memos=(*self._usage_memos(made), *self._end_memos(made, bad))
+            made, notes=(*allocation.findings, *notes), memos=memos, asked=tuple(sorted(self._asked.items()))
         )
 
     def _boots(self, group: AssetGroup, start_us: int, end_us: int) -> list[EngineBoot]:
@@ -241,16 +251,15 @@ class Desk:
         for end in bad:
             by_use.setdefault(end.start_us - end.start_us % length_us, []).append(end)
         for use_start_us, ends in sorted(by_use.items()):
-            rates = self._rates(made, use_start_us)
-            segments = self._segments(made, use_start_us)
+            rates = self._rates_of(made, use_start_us)
             quantity: dict[tuple[str, str], int] = {}
             capacity: dict[tuple[str, str], Fraction] = {}
             full: dict[tuple[str, str], Fraction] = {}
             for end in ends:
                 key = (end.outcome, end.dims.tenant)
                 quantity[key] = quantity.get(key, 0) + end.active_block_us
-                capacity[key] = capacity.get(key, Fraction(0)) + _block_cost(segments, end)
-                nanos, active_block_us = rates.get(end.dims, (0, 0))
+                capacity[key] = capacity.get(key, Fraction(0)) + _block_cost(rates.segments, end)
+                nanos, active_block_us = rates.sessions.get(end.dims, (0, 0))
                 if active_block_us:
                     full[key] = full.get(key, Fraction(0)) + Fraction(nanos * end.active_block_us, active_block_us)
             for (outcome, tenant), block_us in sorted(quantity.items()):
@@ -264,26 +273,47 @@ class Desk:
                         amount_nanos=int(cost.get((outcome, tenant), 0)),
                     )
 
-    def _segments(self, made: Settlement, use_start_us: int) -> Sequence[SegmentTerms]:
+    def _rates_of(self, made: Settlement, use_start_us: int) -> _Rates:
+        """What a block and a session cost in the interval of use: this one, one prepared before, or a stored one."""
         if use_start_us == made.start_us:
-            return made.allocation.segments
-        return books.segment_terms(self._connection, made.asset_group, use_start_us)
+            return _rates(made)
+        key = (made.asset_group, use_start_us)
+        if key not in self._seen:
+            segments = books.segment_terms(self._connection, *key)
+            head = books.head(self._connection, *key)
+            self._asked[use_start_us] = None if head is None else head.transaction_id
+            stored = books.session_rate(self._connection, *key, Basis.FULL)
+            dims = self._reader.dimensions(stored)
+            return _Rates(segments=segments, sessions={dims[number]: rate for number, rate in stored.items()})
+        return self._seen[key]
 
-    def _rates(self, made: Settlement, use_start_us: int) -> Mapping[Dimensions, tuple[int, int]]:
-        """Each session's active cost under the full basis, and its active block time, in the interval of use."""
-        if use_start_us != made.start_us:
-            found = books.session_rate(self._connection, made.asset_group, use_start_us, Basis.FULL)
-            dims = self._reader.dimensions(found)
-            return {dims[number]: rate for number, rate in found.items()}
-        nanos: dict[Dimensions, int] = {}
-        for basis, cost in made.session_costs():
-            if basis is Basis.FULL and cost.kind is Kind.ACTIVE:
-                nanos[cost.dims] = nanos.get(cost.dims, 0) + cost.amount_nanos
-        paying = next((pool for pool in made.pools if pool.paying), None)
-        return {
+    def _remember(self, made: Settlement) -> None:
+        """Keep the rates for the intervals after this one, which the snapshot of a long run would not show."""
+        self._seen[made.asset_group, made.start_us] = _rates(made)
+        self._seen.pop((made.asset_group, made.start_us - RATES_KEPT * self.ledger.interval_us), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rates:
+    """What memo lines are worked out from; ``sessions``: active cost under the full basis, and active block time."""
+
+    segments: Sequence[SegmentTerms]
+    sessions: Mapping[Dimensions, tuple[int, int]]
+
+
+def _rates(made: Settlement) -> _Rates:
+    nanos: dict[Dimensions, int] = {}
+    for basis, cost in made.session_costs():
+        if basis is Basis.FULL and cost.kind is Kind.ACTIVE:
+            nanos[cost.dims] = nanos.get(cost.dims, 0) + cost.amount_nanos
+    paying = next((pool for pool in made.pools if pool.paying), None)
+    return _Rates(
+        segments=made.allocation.segments,
+        sessions={
             usage.dims: (nanos.get(usage.dims, 0), usage.row.holding.active_block_us)
             for usage in (paying.sessions if paying else ())
-        }
+        },
+    )
 
 
 def _pools(boots: Sequence[EngineBoot]) -> list[tuple[str, bool]]:

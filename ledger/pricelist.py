@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ledger.config import scaled
 from ledger.core.money import decimal_text, parse_nanos
 from ledger.errors import Refusal, UsageError
 from ledger.limits import PRICE_FILE_BYTES_MAX, TEXT_CHARS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 GPU, ON_DEMAND, SPOT = "gpu", "price_usd_per_gpu_hour", "spot_usd_per_gpu_hour"
 

@@ -2,34 +2,26 @@
 
 Invariants: the engines are called after a digest of everything that makes their facts, so the same replay into the
 same ledger delivers the same batches and changes nothing, one that was killed goes on where it was, and another one
-is other engines; a trace is read to its end before anything is written; assets, prices and assignments are written in
-one transaction, when all facts are there; every clock is the replay's own, so two runs make equal ledgers.
+is other engines; assets, prices and assignments are written in one transaction, when all facts are there; every clock
+is the replay's own, so two runs make equal ledgers.
 
-The engines run in a child process and the books are kept in this one: two cores, one order of batches, whatever the
-machine does.
+The engines run in a child process (:mod:`ledger.producer`) and the books are kept in this one: two cores, one order of
+batches, whatever the machine does.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import signal
 import time
 from dataclasses import dataclass
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import ledger
-from ledger import ingest, wire
+from ledger import ingest
 from ledger.core.periods import period_end, settle_interval
 from ledger.core.records import Origin
 from ledger.errors import LedgerError, UsageError
 from ledger.ingest import Status
 from ledger.pricebook import Asset, Assignment, Price
-from ledger.reference.latency import RTX_4090_LLAMA_8B
-from ledger.reference.replay import ReplaySummary, replay
-from ledger.reference.traces import open_trace
-from ledger.reference.workload import mixed_day
+from ledger.producer import Prepared, Sent, Told, producing
 from ledger.settle import Settled, settle
 from ledger.store import prices as registers
 from ledger.store import receipt
@@ -37,50 +29,11 @@ from ledger.store.terms import LedgerTerms, ensure_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from multiprocessing.connection import Connection as Pipe
     from pathlib import Path
 
-    from sqlalchemy import Connection
-
     from ledger.config import Settings
-    from ledger.core.records import Batch
-    from ledger.reference.latency import LatencyModel
-    from ledger.reference.request import TraceRequest
-    from ledger.store.database import Database
-
-BLOCKS = 16_384
-"""Usable blocks of a replayed engine: 262 144 tokens at 16 a block, what an 80 GB GPU keeps beside an 8 B model."""
-
-HOUR_US = 3_600_000_000
-
-TOLD_S = 0.1
-"""Seconds between two looks at the progress: as often as an eye sees."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is replayed. ``trace`` None is the seeded mixed day of ``hours``; every field decides on the facts."""
-
-    trace: Path | None = None
-    format: str = "auto"
-    limit: int | None = None
-    seed: int = 1
-    hours: int = 24
-    engines: int = 1
-    blocks: int | None = None
-    block_size: int | None = None
-    start_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A plan whose trace was read to its end; ``name`` goes before the engines' numbers."""
-
-    plan: Plan
-    name: str
-    blocks: int
-    block_size: int
-    requests: int
+    from ledger.reference.replay import ReplaySummary
+    from ledger.store.database import Connection, Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,38 +48,6 @@ class Replayed:
     end_us: int
     replay_s: float
     settle_s: float
-
-
-def prepare(plan: Plan) -> Prepared:
-    """Read the whole trace once: what is wrong with it is said before anything is written."""
-    sha = hashlib.sha256(f"{ledger.__version__}/{wire.VERSION}".encode())
-    if plan.trace is None:
-        source = mixed_day(plan.seed)
-        blocks, block_size, label, count = source.blocks, source.block_size, source.name, 0
-    else:
-        trace = open_trace(plan.trace, plan.format, limit=plan.limit)
-        blocks, block_size, label = BLOCKS, trace.block_size, plan.trace.name.partition(".")[0] or "trace"
-        sha.update(trace.format.encode())
-        sha.update(_digest(plan.trace))
-        count = sum(map(_count, trace.requests()))
-        if not count:
-            raise UsageError(f"{plan.trace}: there are no requests in it; nothing was replayed")
-    made = Prepared(
-        plan=plan,
-        name=label,
-        blocks=plan.blocks or blocks,
-        block_size=plan.block_size or block_size,
-        requests=count,
-    )
-    facts = (plan.limit, plan.seed, plan.hours, plan.engines, made.blocks, made.block_size, plan.start_us)
-    sha.update(repr(facts).encode())
-    return Prepared(
-        plan=plan,
-        name=f"{label[:40]}-{sha.hexdigest()[:6]}",
-        blocks=made.blocks,
-        block_size=made.block_size,
-        requests=count,
-    )
 
 
 def run(
@@ -178,137 +99,23 @@ def run(
 def _deliver(
     prepared: Prepared, database: Database, events: Path | None, progress: Callable[[int, int], None]
 ) -> tuple[ReplaySummary, dict[Status, int]]:
-    """Take what the child process sends, in its order."""
+    """Take what the engines send, in its order."""
     counts = dict.fromkeys(Status, 0)
-    context = get_context("spawn")  # forking would copy open database connections and the progress bar's thread
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_produce, args=(prepared, events, sender), daemon=True)
-    child.start()
-    sender.close()  # or the end of the child would not be the end of the pipe
-    try:
-        while True:
-            kind, value = _next(receiver)
-            if kind == "batch":
-                raw, received_us = value
-                outcome = ingest.accept(database, raw, received_us)
+    with producing(prepared, events) as messages:
+        for message in messages:
+            if isinstance(message, Sent):
+                outcome = ingest.accept(database, message.raw, message.received_us)
                 counts[outcome.status] += 1
                 if outcome.refusal is not None:
                     raise LedgerError(
                         f"a batch of the replay was refused, {outcome.refusal.reason}: {outcome.refusal.detail}; "
                         "`kvledger quarantine list` shows it; replay into a fresh --database"
                     )
-            elif kind == "progress":
-                progress(*value)
-            elif kind == "failed":
-                raise value
+            elif isinstance(message, Told):
+                progress(message.ended, message.at_us)
             else:
-                return value, counts
-    finally:
-        receiver.close()
-        child.terminate()
-        child.join()
-
-
-def _next(receiver: Pipe) -> tuple[str, Any]:
-    try:
-        message: tuple[str, Any] = receiver.recv()
-    except EOFError:
-        raise LedgerError(
-            "the process of the replayed engines ended early (killed, or out of memory); run the same command again "
-            "to go on where it was, with fewer --blocks if memory is short"
-        ) from None
-    return message
-
-
-def _produce(prepared: Prepared, events: Path | None, sender: Pipe) -> None:
-    """The child: engines run, their batches go up the pipe. Ends quietly when nobody listens any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the parent decides
-    try:
-        try:
-            summary = _produce_all(prepared, events, sender)
-        except LedgerError as error:
-            sender.send(("failed", error))
-        except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            where = error.filename or events
-            sender.send(("failed", LedgerError(f"{where}: {error.strerror}; free some space or choose another place")))
-        else:
-            sender.send(("done", summary))
-    except BrokenPipeError:
-        return
-
-
-def _produce_all(prepared: Prepared, events: Path | None, sender: Pipe) -> ReplaySummary:
-    previous: dict[str, bytes] = {}
-    told = 0.0
-
-    def emit(batch: Batch) -> None:
-        engine = batch.source.engine
-        raw = wire.encode(batch, previous.get(engine, b""))
-        previous[engine] = wire.digest_of(raw)
-        sender.send(("batch", (raw, batch.end_us)))
-
-    def progress(ended: int, at_us: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TOLD_S:
-            told = time.monotonic()
-            sender.send(("progress", (ended, at_us)))
-
-    requests, latency = _requests(prepared.plan)
-
-    def engines(write: Callable[[str], object] | None) -> ReplaySummary:
-        return replay(
-            requests,
-            name=prepared.name,
-            engines=prepared.plan.engines,
-            blocks=prepared.blocks,
-            block_size=prepared.block_size,
-            start_us=prepared.plan.start_us,
-            emit=emit,
-            events=write,
-            progress=progress,
-            latency=latency,
-            seed=prepared.plan.seed,
-        )
-
-    if events is None:
-        return engines(None)
-    # Whole or not there: the name is given when the last line is written.
-    part = events.with_name(events.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            summary = engines(stream.write)
-        os.replace(part, events)  # noqa: PTH105 (its error names both files)
-    finally:
-        part.unlink(missing_ok=True)
-    return summary
-
-
-def _requests(plan: Plan) -> tuple[Iterable[TraceRequest], LatencyModel]:
-    if plan.trace is None:
-        day = mixed_day(plan.seed, duration_us=plan.hours * HOUR_US)
-        return day.requests(), day.latency
-    return open_trace(plan.trace, plan.format, limit=plan.limit).requests(), RTX_4090_LLAMA_8B
-
-
-def _count(request: TraceRequest) -> int:
-    """A request and all that hang on it; walking them is what checks them."""
-    waiting, count = [iter((request,))], 0
-    while waiting:
-        found = next(waiting[-1], None)
-        if found is None:
-            waiting.pop()
-            continue
-        count += 1
-        if found.then is not None:
-            waiting.append(found.then)
-    return count
-
-
-def _digest(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
+                return message, counts
+    raise AssertionError("the summary comes last, or an error")
 
 
 # --- the registers --------------------------------------------------------------------------------------

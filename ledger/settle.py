@@ -7,8 +7,7 @@ settling twice, at once, or after a crash leaves what settling once leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ledger.core.periods import HOUR_US, Month, format_time, months_between
@@ -61,22 +60,15 @@ def settle(db: Database, *, until_us: int, now_us: int) -> Settled:
     for month in _months(db, until_us):
         with db.read() as snapshot:
             desk = Desk(snapshot, month, until_us)
-            changed = []
             for frame, head in _due(snapshot, desk):
-                if frame is None:
+                made = None if frame is None else desk.settlement(frame)
+                if made is None or (head is not None and made.inputs_digest == head.inputs_digest):
                     unchanged += 1
                     continue
-                made = desk.settlement(frame)
-                if head is not None and made.inputs_digest == head.inputs_digest:
-                    unchanged += 1
-                    continue
-                if head is not None:
-                    changed.append((made.asset_group, made.start_us))
                 wrote, noticed = _book(db, made, head, now_us=now_us)
                 found += noticed
                 booked += wrote and head is None
                 revised += wrote and head is not None
-        _rewrite_memos(db, changed, until_us)
     return Settled(booked=booked, revised=revised, unchanged=unchanged, findings=found)
 
 
@@ -244,7 +236,11 @@ def _book(db: Database, made: Settlement, head: Head | None, *, now_us: int) -> 
         closed = books.last_closed(connection)
         if now != head or (closed is not None and made.booked_month <= closed):
             return False, 0
-        books.save(db, connection, made, head, now_us=now_us)
+        # What a later interval says of its predecessors must see those that were booked since the snapshot was taken.
+        same = all(_booked_by(connection, made.asset_group, at_us) == known for at_us, known in made.asked)
+        sure = made if same else _again(connection, made)
+        books.save(db, connection, sure, head, now_us=now_us)
+        _rewrite_memos(connection, made)
         return True, findings.write_findings(connection, _findings(made), now_us=now_us)
 
     return db.write(work)
@@ -263,20 +259,32 @@ def _findings(made: Settlement) -> Iterator[Finding]:
         )
 
 
-def _rewrite_memos(db: Database, changed: list[tuple[str, int]], until_us: int) -> None:
-    """Work out anew the memo lines of later intervals that speak of intervals that were revised."""
-    for key, use_start_us in changed:
-        with db.read() as snapshot:
-            ledger = terms.read_terms(snapshot)
-            later = books.later_memos(snapshot, key, use_start_us)
-            for start_us in later:
-                desk = Desk(snapshot, ledger.month(start_us), until_us)
-                made = desk.settlement(desk.frame(group_of(key), start_us, start_us + ledger.interval_us))
-                head = books.head(snapshot, key, start_us)
-                if head is None or made.inputs_digest != head.inputs_digest:
-                    continue  # its facts changed, too, or are gone: its own settlement writes them, or nothing does
-                place = (key, start_us, made.booked_month, made.month)
-                db.write(partial(books.save_memos, place=place, memos=made.memos))
+def _rewrite_memos(connection: Connection, made: Settlement) -> None:
+    """Work out anew the memo lines of later intervals that speak of the one that was just booked."""
+    for start_us in books.later_memos(connection, made.asset_group, made.start_us):
+        head = books.head(connection, made.asset_group, start_us)
+        if head is None:
+            continue
+        later = _prepared(connection, made.asset_group, start_us, head.end_us)
+        if later.inputs_digest == head.inputs_digest:  # else its own settlement writes them, or its facts are gone
+            place = (later.asset_group, start_us, later.booked_month, later.month)
+            books.save_memos(connection, place, later.memos)
+
+
+def _booked_by(connection: Connection, key: str, start_us: int) -> str | None:
+    found = books.head(connection, key, start_us)
+    return None if found is None else found.transaction_id
+
+
+def _again(connection: Connection, made: Settlement) -> Settlement:
+    """The same settlement with memo lines of what is booked by now."""
+    now = _prepared(connection, made.asset_group, made.start_us, made.end_us)
+    return replace(made, memos=now.memos)
+
+
+def _prepared(connection: Connection, key: str, start_us: int, end_us: int) -> Settlement:
+    desk = Desk(connection, terms.read_terms(connection).month(start_us), end_us)
+    return desk.settlement(desk.frame(group_of(key), start_us, end_us))
 
 
 def _following(month: str) -> str:

@@ -63,17 +63,22 @@ def _arm(db: Database, point: int) -> None:
     event.listen(db.engine, "after_cursor_execute", step)
     event.listen(db.engine, "begin", step)
     dialect: Any = db.engine.dialect
-    commit, write_rows = dialect.do_commit, facts.write_rows
+    commit = dialect.do_commit
 
     def do_commit(connection: Any) -> None:
         step()
         commit(connection)
         step()
 
-    def stepped_rows(*args: Any) -> None:
+    dialect.do_commit = do_commit
+    for name in ("write_rows", "write_few"):
+        setattr(facts, name, _stepped(getattr(facts, name), step))
+
+
+def _stepped(write: Any, step: Any) -> Any:
+    def stepped(*args: Any) -> None:
         step()
-        write_rows(*args)
+        write(*args)
         step()
 
-    dialect.do_commit = do_commit
-    facts.write_rows = stepped_rows
+    return stepped

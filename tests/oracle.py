@@ -186,7 +186,7 @@ class OraclePool:
             ] + ["transferred"] * (len(loaded) * width)
             if covered_tokens is not None:
                 classes = classes[:covered_tokens]
-            for kind in classes[: max(oracle.known(request) - request.frontier, 0)]:
+            for kind in classes[: max(request.prompt + request.output - request.frontier, 0)]:
                 oracle.cover(request, request.frontier, kind)
                 request.frontier += 1
             for pool in oracle.pools:
@@ -395,6 +395,10 @@ class Oracle:
                     request.seen.remove(position)
                 if generation == request.generation:
                     request.frontier -= rejected
+                    beyond = max(0, request.frontier - self.known(request))
+                    request.frontier -= beyond
+                    for position in sorted(request.seen)[len(request.seen) - beyond :]:
+                        request.seen.remove(position)
                 else:
                     request.frontier = min(request.frontier, len(request.seen))
             if number:

@@ -631,15 +631,16 @@ def _open_text(path: str) -> TextIO:
 def _merged(events: str, batches: str) -> Iterator[str]:
     """Events with each batch as soon as its period is over, so that few periods wait."""
     with _open_text(events) as event_lines, _open_text(batches) as batch_lines:
-        pending = [(json.loads(line)["end_us"], line) for line in batch_lines]
-        pending.reverse()
+        batch = next(batch_lines, None)
         for line in event_lines:
             t_us = int(line[len('{"t_us":') : line.index(",")])
-            while pending and pending[-1][0] + PERIOD_US < t_us:
-                yield pending.pop()[1]
+            while batch is not None and json.loads(batch)["batch"]["end_us"] + PERIOD_US < t_us:
+                yield batch
+                batch = next(batch_lines, None)
             yield line
-        for _end_us, line in reversed(pending):
-            yield line
+        if batch is not None:
+            yield batch
+            yield from batch_lines
 
 
 def _replay(arguments: argparse.Namespace) -> None:

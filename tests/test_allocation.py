@@ -230,7 +230,8 @@ def test_a_clean_close_is_vacant_at_once_and_a_hook_that_left_is_unobserved() ->
         assert amounts(found) == {"A/active": 1_800_000_000, **expected}
 
 
-def test_a_pool_that_sleeps_and_wakes_is_vacant_between_and_its_cache_has_gone() -> None:
+@pytest.mark.parametrize("standing", [False, True])
+def test_a_pool_that_sleeps_and_wakes_is_vacant_between_and_its_cache_has_gone(standing: bool) -> None:
     sleeps, wakes = T0 + 20 * MINUTE, T0 + 40 * MINUTE
     first = boot(T0, 1000, closed_us=sleeps, reason="sleep")
     woken = replace(first.opens[0], at_us=wakes)
@@ -238,7 +239,8 @@ def test_a_pool_that_sleeps_and_wakes_is_vacant_between_and_its_cache_has_gone()
     periods = standing_first(
         stretch(T0, sleeps, 1000, {A: (100, 0)}, quiet={B: (0, 500)}), {A: (100, 0)}, quiet={B: (0, 500)}
     )
-    periods += stretch(wakes, T0 + HOUR, 1000, {A: (100, 0)}, seq=len(periods) + 1)
+    woke = stretch(wakes, T0 + HOUR, 1000, {A: (100, 0)}, seq=len(periods) + 1)
+    periods += standing_first(woke, {A: (100, 0)}) if standing else woke
     found = allocate(inputs([GPU], [facts], periods))
     assert amounts(found)["vacant"] == 1_200_000_000
     assert found.findings == ()
@@ -426,6 +428,7 @@ def test_a_quiet_cache_is_booked_as_a_span_up_to_its_next_row() -> None:
     assert usage.row.cached_block_us == 40 * 30 * MINUTE + cached + 15 * (30 * MINUTE - PERIOD_US)
     assert usage.row.cached_blocks_end == 15
     assert usage.cached_charged_block_us == usage.row.cached_block_us
+    assert usage.weighted_milliunits == (5 * PERIOD_US * 2500 + usage.row.cached_block_us * 300) * BLOCK_SIZE // 10**6
 
 
 def test_standing_counts_that_contradict_the_rows_are_a_finding() -> None:
@@ -502,16 +505,19 @@ def test_a_pool_whose_opening_was_lost_is_known_by_its_periods() -> None:
     assert sum(amounts(found).values()) == 3_600_000_000
 
 
-def test_the_periods_of_an_older_boot_count_where_they_came_first() -> None:
+@pytest.mark.parametrize("into_the_period_us", [0, 7_000_001])
+def test_the_periods_of_an_older_boot_count_where_they_came_first(into_the_period_us: int) -> None:
     # A rolling restart under one name: boot-b is up at 10 min, boot-a delivers until 12.
+    up = T0 + 10 * MINUTE + into_the_period_us
     boots = [
         boot(T0, 1000, last_end_us=T0 + 12 * MINUTE),
-        boot(T0 + 10 * MINUTE, 500, last_end_us=T0 + HOUR, boot_id="boot-b"),
+        boot(up, 500, last_end_us=T0 + HOUR, boot_id="boot-b"),
     ]
     periods = stretch(T0, T0 + 12 * MINUTE, 1000, {A: (1000, 0)})
     periods += stretch(T0 + 12 * MINUTE, T0 + HOUR, 500, {B: (250, 0)}, boot_id="boot-b", seq=9)
     found = allocate(inputs([GPU], boots, periods))
     assert amounts(found) == {"A/active": 720_000_000, "B/active": 1_440_000_000, "idle": 1_440_000_000}
+    assert found.findings == ()
 
 
 def test_a_period_that_claims_time_of_another_is_not_counted() -> None:

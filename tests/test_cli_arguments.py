@@ -6,8 +6,8 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,9 @@ import ledger
 from ledger.cli import USAGE, main
 from ledger.commands import arguments
 from ledger.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,9 @@ from ledger import pricelist
 from ledger.core.money import decimal_text
 from ledger.errors import UsageError
 from ledger.pricelist import Capacity
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HEADER = "provider,gpu,gpu_count,price_usd_per_hour_instance,price_usd_per_gpu_hour,spot_usd_per_gpu_hour"
 

@@ -64,6 +64,18 @@ def test_engines_and_the_vacant_rest_close_whatever_each_of_them_is_cut_at(
     assert total == price * 10
 
 
+@given(st.integers(0, 10**10), shares_of_one_asset, offsets, st.integers(1, 20_000_000))
+def test_a_part_of_any_interval_is_within_three_nanos_of_exact_and_never_below_minus_one(
+    price: int, shares: list[tuple[str, int]], start: int, length: int
+) -> None:
+    terms = asset("gpu-0", (T0, price), shares=[(name, part, T0, None) for name, part in shares])
+    (segment,) = asset_segments(terms, T0, T0 + 11 * HOUR)
+    for name, ppm in shares:
+        found = segment.nanos(name, T0 + start, T0 + start + length)
+        assert abs(found - Fraction(price * length * ppm, HOUR * WHOLE_PPM)) < 3
+        assert found >= -1
+
+
 def test_four_quarters_are_one_gpu_hour() -> None:
     quarter = memory_share_ppm(20 * 2**30, 80 * 2**30)
     assert quarter == 250_000

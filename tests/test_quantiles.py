@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,9 @@ from ledger.core.quantiles import (
     merge,
     quantile,
 )
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 values = st.one_of(st.integers(0, 100), st.integers(0, 10**7), st.integers(0, VALUE_MAX))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from sweep import Sweep
+from sweep import Sweep, main
 
+from ledger import wire
 from ledger.core.records import PERIOD_US, Batch, StandingCount
 from ledger.reference.replay import ReplaySummary, replay
 from ledger.reference.traces import open_trace
@@ -58,6 +60,27 @@ def swept(
     ],
 )
 def test_batches_equal_a_recount_of_the_events_on_a_slice_of_each_trace(
+    traces_dir: Path, file: str, limit: int | None, keys: dict[str, int]
+) -> None:
+    trace = open_trace(traces_dir / file, limit=limit)
+    sweep, summary = swept(trace.requests(), **keys)
+    assert sweep.breaches == []
+    assert sweep.records == summary.received
+    assert summary.faults == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "limit", "keys"),
+    [
+        ("traces/sharegpt_300_token_ids.jsonl.gz", None, {"blocks": 2588, "block_size": 16}),
+        ("traces/azure_2023_conv.csv", 6000, {"blocks": 2588, "block_size": 16, "engines": 2}),
+        ("traces/lmsys_27_tenants_fcfs.jsonl", None, {"blocks": 1500, "block_size": 16}),
+        ("traces/mooncake_conversation.jsonl", 1500, {"blocks": 20_000, "block_size": 16, "engines": 2}),
+        ("traces/agent_sessions.jsonl.gz", 12, {"blocks": 12_000, "block_size": 64, "engines": 2}),
+    ],
+)
+def test_batches_equal_a_recount_of_the_events_on_a_large_part_of_each_trace(
     traces_dir: Path, file: str, limit: int | None, keys: dict[str, int]
 ) -> None:
     trace = open_trace(traces_dir / file, limit=limit)
@@ -174,6 +197,29 @@ def test_the_auditor_notices_a_batch_that_never_came() -> None:
     replay(day.requests(), blocks=4200, start_us=START_US, latency=day.latency, emit=emit, events=sweep.event)
     sweep.finish()
     assert any("no batch for the period" in breach for breach in sweep.breaches)
+
+
+def test_the_command_audits_two_files_and_its_exit_code_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = mixed_day(3, load=4.0, duration_us=4 * PERIOD_US)
+    events, batches = tmp_path / "events.jsonl.gz", tmp_path / "batches.jsonl"
+    with gzip.open(events, "wt", encoding="utf-8") as log, batches.open("w") as wires:
+        replay(
+            day.requests(),
+            blocks=4200,
+            start_us=START_US,
+            latency=day.latency,
+            emit=lambda batch: wires.write(wire.encode(batch).decode() + "\n"),
+            events=log.write,
+        )
+    monkeypatch.setattr("sys.argv", ["sweep", str(events), str(batches)])
+    assert main() == 0
+    assert " 0 breaches" in capsys.readouterr().out
+    lines = batches.read_text().splitlines(keepends=True)
+    batches.write_text("".join(lines[:6] + lines[7:]))
+    assert main() == 1
+    assert "no batch for the period" in capsys.readouterr().out
 
 
 def test_the_log_has_every_event_with_its_documented_keys_and_only_those() -> None:

@@ -7,8 +7,7 @@ nano-units, a count is within its bounds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import ledger
 from ledger.config import scaled
@@ -16,6 +15,9 @@ from ledger.core.money import parse_nanos
 from ledger.core.periods import Month, on_grid, parse_month, parse_time, parse_zone
 from ledger.errors import Refusal, UsageError
 from ledger.limits import PPM_MAX, TEXT_CHARS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from ledger.audit import audit as breaches_of
 from ledger.cli import FOUND, OK
@@ -15,6 +15,9 @@ from ledger.settle import close_month
 from ledger.settle import settle as settle_all
 from ledger.store import books
 from ledger.store.terms import ensure_terms, read_terms
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def settle(args: Namespace) -> int:

@@ -7,11 +7,10 @@ for those commands whose business is to make one.
 from __future__ import annotations
 
 import time
-from argparse import Namespace
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import make_url
 
@@ -20,6 +19,10 @@ from ledger.config import Settings, masked
 from ledger.errors import StoreError, UsageError
 from ledger.store import migrate
 from ledger.store.database import Database, connect
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

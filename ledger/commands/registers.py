@@ -7,7 +7,6 @@ writes one row.
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,8 @@ from ledger.store import prices as store
 from ledger.store.terms import ensure_terms
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from ledger.config import Settings
     from ledger.store.database import Connection
 
@@ -57,13 +58,13 @@ def asset_list(args: Namespace) -> int:
         assets, assignments = store.list_assets(connection), store.list_assignments(connection)
     columns = (
         Column(key="asset", title="asset"),
-        Column(key="kind", title="kind"),
-        Column(key="model", title="model"),
+        Column(key="kind", title="kind", spare=4),
+        Column(key="model", title="model", spare=1),
         Column(key="uuid"),
-        Column(key="cluster", title="cluster"),
-        Column(key="capacity_type", title="capacity"),
+        Column(key="cluster", title="cluster", spare=1),
+        Column(key="capacity_type", title="capacity", spare=2),
         Column(key="valid_from_us", title="from", shape=Shape.TIME),
-        Column(key="valid_to_us", title="to", shape=Shape.TIME),
+        Column(key="valid_to_us", title="to", shape=Shape.TIME, spare=3),
         Column(key="engines", title="engines"),
     )
     rows = [
@@ -149,13 +150,13 @@ def price_list(args: Namespace) -> int:
     columns = (
         Column(key="price", title="no."),
         Column(key="asset", title="asset"),
-        Column(key="model", title="model"),
-        Column(key="cluster", title="cluster"),
-        Column(key="capacity_type", title="capacity"),
+        Column(key="model", title="model", spare=1),
+        Column(key="cluster", title="cluster", spare=1),
+        Column(key="capacity_type", title="capacity", spare=2),
         Column(key="nanos_per_hour"),
         Column(key="per_hour", title="per hour"),
         Column(key="valid_from_us", title="from", shape=Shape.TIME),
-        Column(key="valid_to_us", title="to", shape=Shape.TIME),
+        Column(key="valid_to_us", title="to", shape=Shape.TIME, spare=3),
     )
     rows = [
         (
@@ -221,9 +222,9 @@ def tenant_list(args: Namespace) -> int:
         Column(key="registered", title="registered"),
         Column(key="display", title="name"),
         Column(key="cost_center", title="cost center"),
-        Column(key="labels", title="labels"),
-        Column(key="profile", title="profile"),
-        Column(key="zone", title="zone"),
+        Column(key="labels", title="labels", spare=1),
+        Column(key="profile", title="profile", spare=2),
+        Column(key="zone", title="zone", spare=3),
         Column(key="contacts"),
     )
     rows = []

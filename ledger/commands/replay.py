@@ -7,11 +7,10 @@ import shlex
 import shutil
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -20,11 +19,16 @@ from ledger.commands.arguments import price
 from ledger.commands.opening import Ledger, make_folder, opened_or_made
 from ledger.core.periods import HOUR_US, SECOND_US, format_time, parse_time
 from ledger.errors import UsageError
-from ledger.replay import Plan, Prepared, Replayed, prepare, run
+from ledger.producer import Plan, Prepared, prepare
+from ledger.replay import Replayed, run
 from ledger.reports.bill import show_bill
 from ledger.reports.monthly import read_statement
 from ledger.reports.render import console, duration
 from ledger.store.terms import read_terms
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator
 
 DEMO_START = "2026-11-03T00:00:00Z"
 """A Tuesday, so that the day is a working day."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from ledger.commands.opening import now_us, opened
 from ledger.core.periods import format_time, period_end
@@ -15,8 +15,12 @@ from ledger.reports.render import Column, Shape, Sheet, json_text, show
 from ledger.reports.statement import as_value
 from ledger.reports.usage import KEYS, By, columns
 from ledger.reports.usage import usage as read_usage
-from ledger.reports.usage_rows import UsageRow
 from ledger.store import inputs
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from ledger.reports.usage_rows import UsageRow
 
 NO_FACTS = "there are no facts yet; `kvledger replay` brings some"
 
@@ -31,16 +35,28 @@ SHAPES = {
 """The unit that a figure's name ends in, and how it reads."""
 
 TITLES = {
-    "active_block_us": "active",
-    "cached_block_us": "cached",
-    "free_block_us": "free",
-    "capacity_block_us": "capacity",
+    "active_block_us": "active bh",
+    "cached_block_us": "cached bh",
+    "free_block_us": "free bh",
+    "capacity_block_us": "capacity bh",
     "compute_us": "compute",
     "active_nanos": "active cost",
     "cached_nanos": "cached cost",
     "output_tokens": "output",
 }
 """Figures that a table has room for; JSON and CSV have all."""
+
+
+SPARE = {
+    "engine": 9,
+    "outcome": 8,
+    "request": 0,
+    "output_tokens": 5,
+    "compute_us": 4,
+    "capacity_block_us": 3,
+    "free_block_us": 2,
+}
+"""What a narrow table goes without first; a pool keeps its name."""
 
 
 def usage(args: Namespace) -> int:
@@ -66,7 +82,7 @@ def usage(args: Namespace) -> int:
         columns=tuple(_column(key, by) for key in keys),
         rows=[tuple(getattr(row, key) for key in keys) for row in rows],
         empty=empty,
-        rounded=f"Block-hours, {currency} to 4 places; --format json and csv have every figure, exact.",
+        rounded=f"bh: block-hours. {currency} to 4 places. Every figure, exact: --format json or csv.",
     )
     show(sheet, args.format, sys.stdout, top=args.top)
     return 0
@@ -91,6 +107,7 @@ def report(args: Namespace) -> int:
 
 def _column(key: str, by: By) -> Column:
     if key in KEYS[by]:
-        return Column(key=key, title=key)
+        spare = {By.POOL: 0, By.REQUEST: SPARE.get(key, 1)}.get(by, 0)
+        return Column(key=key, title=key, spare=spare, absent="(the rest)")
     shape = next(shape for ending, shape in SHAPES.items() if key.endswith(ending))
-    return Column(key=key, title=TITLES.get(key, ""), shape=shape, summed=True)
+    return Column(key=key, title=TITLES.get(key, ""), shape=shape, summed=True, spare=SPARE.get(key, 0))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ledger import ingest
 from ledger.cli import FOUND, OK, settings_of
@@ -13,6 +12,10 @@ from ledger.commands.opening import Ledger, connected, file_of, make_folder, now
 from ledger.errors import UsageError
 from ledger.reports.render import Column, Shape, Sheet, show
 from ledger.store import migrate, quarantine
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
 
 
 def db_upgrade(args: Namespace) -> int:
@@ -61,12 +64,12 @@ def quarantine_list(args: Namespace) -> int:
         entries = quarantine.entries(connection)
     columns = (
         Column(key="id", title="id", shape=Shape.TEXT),
-        Column(key="received_us", title="received", shape=Shape.TIME),
+        Column(key="received_us", title="received", shape=Shape.TIME, spare=2),
         Column(key="engine", title="engine"),
         Column(key="boot_id"),
         Column(key="seq", title="seq", shape=Shape.COUNT),
         Column(key="reason", title="reason"),
-        Column(key="bytes", title="bytes", shape=Shape.COUNT),
+        Column(key="bytes", title="bytes", shape=Shape.COUNT, spare=3),
         Column(key="detail", title="why"),
     )
     rows = [(e.id, e.received_us, e.engine, e.boot_id, e.seq, e.reason, e.size_bytes, e.detail) for e in entries]

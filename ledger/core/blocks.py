@@ -19,12 +19,19 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
+from ledger.core.records import UNATTRIBUTED, Dimensions
 from ledger.core.sharing import Cell, Node, final, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ledger.core.records import Dimensions, Group
+    from ledger.core.records import Group
+
+GUARDS = 64
+"""Entries behind the owner list for ids below nought: -1 and its like; a wilder id is beyond the list anyhow."""
+
+LOOSE_WHILE_STEADY_MAX = 64
+"""Steps in flight, each with one token; the hook has no more at a time."""
 
 
 class Key:
@@ -57,7 +64,7 @@ class Holder:
         self.frontier = 0
         """Positions scheduled so far, from the start of the prompt."""
         self.loose = 0
-        """Drafts in flight: so far the frontier may fall back."""
+        """Tokens that steps in flight may not give: so far the frontier may fall back."""
         self.steady = False
         """In steady decode: every step fills one slot."""
         self.held = 0
@@ -89,7 +96,6 @@ class Table:
         "ahead_acc",
         "ahead_falls",
         "base",
-        "count",
         "done",
         "due",
         "end",
@@ -103,6 +109,7 @@ class Table:
         "order",
         "own",
         "pool",
+        "queued",
         "shared",
         "shared_ahead",
         "shared_unfilled",
@@ -120,12 +127,11 @@ class Table:
         """Slots of a block; 0 where blocks have none (state groups)."""
         self.account = account
         self.own = self.acc = 0
-        self.count = 0
-        """All blocks, own and shared."""
         self.nodes: frozenset[Node] = frozenset()
         self.shared = self.shared_unfilled = self.shared_ahead = 0
         """Charges of shared blocks in fixed point, to which the nodes' present values are added."""
         self.unfilled = self.unfilled_acc = self.falls = 0
+        """Unfilled slots *less the slots of all own blocks*: a new empty block leaves it as it is."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
         self.marked_unfilled = self.marked_ahead = 0
         """The part of own slots that is written down block by block."""
@@ -134,12 +140,42 @@ class Table:
         """Positions: of the first block, behind the last, and from where blocks are an ordinary tail."""
         self.opens: dict[int, int] = {}
         """First position of each block whose fill is written down."""
-        self.due = -1
+        self.due = self.queued = -1
+        """The tick at which its tail is full, and the one at which it is looked at next (not later)."""
         self.done = (0, 0, 0)
         """For the settling alone: the charges up to the last boundary."""
 
 
 Owner: TypeAlias = Account | Table | Cell | None
+
+NOBODY = Dimensions(tenant=UNATTRIBUTED)
+
+
+def tally(owners: tuple[Owner, ...]) -> dict[Owner, int]:
+    """How many blocks each owner has: there are few owners, mostly."""
+    kinds = set(owners)
+    if len(kinds) > 8:
+        return Counter(owners)
+    if len(kinds) <= 2:
+        one = kinds.pop()
+        if not kinds:
+            return {one: len(owners)}
+        count = owners.count(one)
+        return {one: count, kinds.pop(): len(owners) - count}
+    return {kind: owners.count(kind) for kind in kinds}
+
+
+def held_blocks(table: Table) -> int:
+    """Blocks of a table, own and shared."""
+    count = table.own
+    stack = list(table.nodes)
+    while stack:
+        node = stack.pop()
+        if node.parts is None:
+            count += node.blocks
+        else:
+            stack.extend(node.parts)
+    return count
 
 
 class BlockAccounts:
@@ -154,7 +190,7 @@ class BlockAccounts:
         *,
         lookahead: int,
         fault: Callable[[str], None],
-        unsteady: Callable[[Holder], None],
+        unsteady: Callable[[int, Holder], None],
     ) -> None:
         self.blocks = blocks
         self.groups = tuple(groups)
@@ -164,13 +200,16 @@ class BlockAccounts:
         self.fault = fault
         self.unsteady = unsteady
         # Ids run from 0 or from 1: engines that keep block 0 for themselves use 1..N.
+        # Negative ids end on the guard, which is nobody's table.
+        guard = Table(self, Holder(), 0, 0, Account(NOBODY))
         self.owner: list[Owner] = [None] * (blocks + 1)
-        self.computed_by: list[Key | None] = [None] * (blocks + 1)
-        self.active = self.active_acc = 0
+        self.owner.extend([guard] * GUARDS)
+        self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARDS)
         self.cached = self.cached_acc = 0
         self.group_active = [0] * len(groups)
         self.group_acc = [0] * len(groups)
         self.unfilled = self.unfilled_acc = self.falls = 0
+        """Unfilled slots less the slots of all active blocks, as in the tables."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
         self.fills: dict[int, int] = {}
         """Filled slots of blocks not yet full whose fill is written down; negative: so far ahead of it."""
@@ -180,6 +219,16 @@ class BlockAccounts:
         self.accounts: dict[Dimensions, Account] = {}
         self.touched: list[Account] = []
         self.period_start = 0
+
+    @property
+    def active(self) -> int:
+        """Blocks that somebody holds."""
+        return sum(self.group_active)
+
+    @property
+    def unfilled_slots(self) -> int:
+        """Slots of held blocks that are neither filled nor look-ahead."""
+        return self.unfilled + sum(n * size for n, size in zip(self.group_active, self.sizes, strict=True))
 
     # -- accounts and tables -------------------------------------------------------------------------
 
@@ -226,11 +275,7 @@ class BlockAccounts:
     def owners(self, blocks: Sequence[int]) -> tuple[Owner, ...]:
         """Owners of blocks, in order; raises on ids that are no blocks of the pool."""
         if len(blocks) == 1:
-            if blocks[0] < 0:
-                raise IndexError
             return (self.owner[blocks[0]],)
-        if min(blocks) < 0:
-            raise IndexError
         owners: tuple[Owner, ...] = itemgetter(*blocks)(self.owner)
         return owners
 
@@ -239,54 +284,33 @@ class BlockAccounts:
     def take_new(self, t: int, table: Table, key: Key | None, blocks: Sequence[int]) -> int:
         """Blocks without content of use join a table; returns how many were taken."""
         owner = self.owner
-        if len(blocks) == 1 and owner[block := blocks[0]] is None and block >= 0:
+        if len(blocks) == 1 and 0 < (block := blocks[0]) < self.blocks and owner[block] is None:
             owner[block] = table
             self.computed_by[block] = key
             taken = 1
         else:
-            kinds = set(self.owners(blocks))
-            if kinds == {None} and len(set(blocks)) == len(blocks):
-                pass
-            else:
+            if self.owners(blocks).count(None) != len(blocks) or len(set(blocks)) != len(blocks):
                 blocks = self._sort_out(t, blocks)
+            taken = len(blocks)
+            if not taken:
+                return 0
+            if not self._fits(taken):
+                return 0
             by = self.computed_by
             for block in blocks:
                 owner[block] = table
                 by[block] = key
-            taken = len(blocks)
-        if not taken:
-            return 0
-        if self.active + self.cached + taken > self.blocks:
-            self.fault("pool_overfull")
-            for block in blocks:
-                owner[block] = None
-            return 0
         self._add_own(t, table, taken)
         if size := table.size:
             table.order.extend(blocks)
-            slots = taken * size
-            table.end += slots
-            if table.falls and not self.lookahead:
-                # The frequent case: a request in decode takes its next block.
-                table.unfilled += slots
-                table.unfilled_acc -= slots * t
-                self.unfilled += slots
-                self.unfilled_acc -= slots * t
-                table.due = due = table.due + slots
-                waiting = self.ticks.due.get(due)
-                if waiting is None:
-                    self.ticks.due[due] = [table]
-                else:
-                    waiting.append(table)
-            else:
-                self.retune(t, table)
+            table.end += taken * size
+            self.retune(t, table)
         return taken
 
     def take_full(self, t: int, table: Table, blocks: Sequence[int]) -> int:
         """Blocks with content from outside join a table: full, computed by nobody here."""
         blocks = self._sort_out(t, blocks)
-        if self.active + self.cached + len(blocks) > self.blocks:
-            self.fault("pool_overfull")
+        if not blocks or not self._fits(len(blocks)):
             return 0
         for block in blocks:
             self.owner[block] = table
@@ -295,14 +319,18 @@ class BlockAccounts:
         self._append_full(t, table, blocks)
         return len(blocks)
 
-    def take_hit(self, t: int, table: Table, blocks: Sequence[int]) -> int:
+    def take_hit(self, t: int, table: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
         """Blocks whose content is reused join a table, whoever has them; returns how many were taken."""
-        owners = self.owners(blocks)
+        first = owners[0]
+        if type(first) is Cell and first.node.blocks == len(owners) == owners.count(first):
+            taken = self._join(t, table, first, len(owners), blocks, owners)
+            self._append_full(t, table, blocks)
+            return taken
         if len(set(blocks)) != len(blocks):
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
             owners = self.owners(blocks)
-        kinds = Counter(owners) if len(set(owners)) > 1 else {owners[0]: len(owners)}
+        kinds = tally(owners)
         own = taken = 0
         unfit = False
         for kind, count in kinds.items():
@@ -313,8 +341,7 @@ class BlockAccounts:
                 own += count
             elif type(kind) is Table:
                 taken += self._share(t, table, kind, blocks, owners)
-            elif self.active + self.cached + own + count > self.blocks:
-                self.fault("pool_overfull")
+            elif not self._fits(own + count):
                 unfit = True
             else:
                 self.fault("hit_without_content")
@@ -335,23 +362,27 @@ class BlockAccounts:
     def _add_own(self, t: int, table: Table, blocks: int) -> None:
         table.own += blocks
         table.acc -= blocks * t
-        self.active += blocks
-        self.active_acc -= blocks * t
         self.group_active[table.group] += blocks
         self.group_acc[table.group] -= blocks * t
         self._count(table, blocks)
 
     def _count(self, table: Table, blocks: int) -> None:
-        if not table.count:
-            self.holding[table] = None
-        table.count += blocks
+        self.holding[table] = None
         table.holder.held += blocks
+
+    def _fits(self, blocks: int) -> bool:
+        """Whether so many free blocks can be left: ids 0 and N together would be one block too many."""
+        if self.active + self.cached + blocks > self.blocks:
+            self.fault("pool_overfull")
+            return False
+        return True
 
     def _append_full(self, t: int, table: Table, blocks: Sequence[int]) -> None:
         size = table.size
         if not size:
             return
-        self.write_down(t, table, table.order)
+        if table.order:
+            self.write_down(t, table, table.order)
         if self.fills:
             for i, block in enumerate(blocks):
                 if block in self.fills:
@@ -359,15 +390,16 @@ class BlockAccounts:
         table.order.extend(blocks)
         table.end += len(blocks) * size
         table.tail = table.end
-        self.moved(t, table)
+        if table.opens:
+            self.moved(t, table)
+        elif table.marked_unfilled or table.marked_ahead or table.own or table.unfilled or table.ahead:
+            self.retune(t, table)
 
     def _sort_out(self, t: int, blocks: Sequence[int]) -> list[int]:
         """Those of ``blocks`` that may be taken as new; cached ones among them are evicted by it."""
         fit: list[int] = []
         evicted: Counter[Account] = Counter()
         for block in dict.fromkeys(blocks):
-            if block < 0:
-                raise IndexError
             was = self.owner[block]
             if was is None:
                 fit.append(block)
@@ -403,7 +435,9 @@ class BlockAccounts:
         node = Node(t, 2, count)
         if unfilled or ahead:
             node.change_slots(t, unfilled, ahead)
-            self._change_pool_slots(t, unfilled, ahead)
+        if other.size:
+            self.retune(t, other)
+            self._change_pool_slots(t, unfilled - other.size * count, ahead)
         cell = Cell(table.group, node)
         self.leaves[node] = None
         for block in mine:
@@ -423,10 +457,7 @@ class BlockAccounts:
             self.fault("wrong_group")
             return 0
         node = cell.node
-        above: Node | None = node
-        while above is not None and above not in table.nodes:
-            above = above.up
-        if above is not None:
+        if table.nodes and self._holds(table, node):
             self.fault("held_already")
             return 0
         if count < node.blocks:
@@ -436,7 +467,7 @@ class BlockAccounts:
         table.shared -= charged[0]
         table.shared_unfilled -= charged[1]
         table.shared_ahead -= charged[2]
-        table.nodes |= {node}
+        table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
         self._count(table, count)
         return count
 
@@ -453,17 +484,30 @@ class BlockAccounts:
 
     def _leave(self, t: int, table: Table, node: Node) -> None:
         """The table gives up a leaf: its pointer above is brought down to it first."""
-        nodes = set(table.nodes)
-        above = node
+        if node not in table.nodes:
+            self._bring_down(table, node)
+        charged = node.values(t)
+        table.shared += charged[0]
+        table.shared_unfilled += charged[1]
+        table.shared_ahead += charged[2]
+        table.nodes -= {node}
+        if node.holders == 1 and table.size:
+            self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
+        node.change_holders(t, -1)
+        if not node.holders:
+            del self.leaves[node]
+
+    @staticmethod
+    def _bring_down(table: Table, node: Node) -> None:
+        """Replace the table's pointer above a leaf by pointers to the parts, down to the leaf itself."""
         path = [node]
-        while above not in nodes:
-            up = above.up
-            assert up is not None, "membership is checked before"
-            above = up
+        nodes = set(table.nodes)
+        while path[-1] not in nodes:
+            above = path[-1].up
+            assert above is not None, "membership is checked before"
             path.append(above)
         while len(path) > 1:
             inner = path.pop()
-            below = path[-1]
             charged = final(inner)
             table.shared += charged[0]
             table.shared_unfilled += charged[1]
@@ -471,18 +515,7 @@ class BlockAccounts:
             assert inner.parts is not None
             nodes.remove(inner)
             nodes.update(inner.parts)
-            assert below in nodes
-        charged = node.values(t)
-        table.shared += charged[0]
-        table.shared_unfilled += charged[1]
-        table.shared_ahead += charged[2]
-        nodes.remove(node)
         table.nodes = frozenset(nodes)
-        if node.holders == 1 and (node.unfilled or node.ahead):
-            self._change_pool_slots(t, -node.unfilled, -node.ahead)
-        node.change_holders(t, -1)
-        if not node.holders:
-            del self.leaves[node]
 
     def _holds(self, table: Table | None, node: Node) -> bool:
         if table is None:
@@ -499,18 +532,23 @@ class BlockAccounts:
     ) -> int:
         """A request lets blocks go; returns how many it did hold."""
         owners = self.owners(blocks)
+        if len(holder.tables) == 1 and self._release_all(t, holder.tables[0], owners, cached, freed):
+            return len(owners)
         named = set(blocks)
         if len(named) != len(blocks):
             self.fault("block_twice")
             blocks = list(named)
             owners = self.owners(blocks)
-        kinds: dict[Owner, int] = Counter(owners) if len(set(owners)) > 1 else {owners[0]: len(owners)}
+        kinds = tally(owners)
         ended: set[Owner] = set()
         unheld = let_go = 0
         tables = [table for table in holder.tables if table.pool is self]
         for kind, count in kinds.items():
             if type(kind) is Table and kind.holder is holder:
-                self.write_down(t, kind, blocks)
+                if count == kind.own and not kind.opens:
+                    self._empty(kind)
+                else:
+                    self.write_down(t, kind, named)
                 ended.add(kind)
                 kind.own -= count
                 kind.acc += count * t
@@ -547,17 +585,66 @@ class BlockAccounts:
         if unheld or cached or freed:
             self._settle_unheld(t, tables[0].account, ended, named, unheld, cached, freed)
         for table in tables:
-            if not table.count and table in self.holding:
+            if table.size:
+                self.retune(t, table)
+            if not table.own and not table.nodes and table in self.holding:
                 del self.holding[table]
                 self.let_go.append(table)
         return let_go
 
+    def _release_all(
+        self, t: int, table: Table, owners: tuple[Owner, ...], cached: Sequence[int], freed: Sequence[int]
+    ) -> bool:
+        """Try the frequent case: a request lets go of all own blocks, and of one leaf that others hold on to.
+
+        Returns whether it was that; if not, nothing is changed. A block named twice in place of another goes
+        unnoticed here: what is let go of is the same.
+        """
+        own = owners.count(table)
+        rest = len(owners) - own
+        if own != table.own or len(cached) + len(freed) != own or self.fills or table.opens:
+            return False
+        cell = None
+        if rest:
+            cell = owners[0] if owners[0] is not table else owners[-1]
+            if (
+                type(cell) is not Cell
+                or (node := cell.node).blocks != rest
+                or node.holders < 2
+                or node not in table.nodes
+                or owners.count(cell) != rest
+            ):
+                return False
+        place = self.owner
+        if own:
+            ends = [*cached, *freed] if cached and freed else cached or freed
+            if len(set(ends)) != own or self.owners(ends).count(table) != own:
+                return False
+            self._empty(table)
+            table.own = 0
+            table.acc += own * t
+            self.group_active[table.group] -= own
+            self.group_acc[table.group] += own * t
+            if cached:
+                account = table.account
+                for block in cached:
+                    place[block] = account
+                self.change_cached(t, account, len(cached))
+            for block in freed:
+                place[block] = None
+        if cell is not None:
+            self._leave(t, table, node)
+        table.holder.held -= len(owners)
+        if table.size:
+            self.retune(t, table)
+        if not table.nodes:
+            del self.holding[table]
+            self.let_go.append(table)
+        return True
+
     def _uncount(self, t: int, table: Table, blocks: int, *, unheld: bool) -> None:
-        table.count -= blocks
         table.holder.held -= blocks
         if unheld:
-            self.active -= blocks
-            self.active_acc += blocks * t
             self.group_active[table.group] -= blocks
             self.group_acc[table.group] += blocks * t
 
@@ -573,7 +660,7 @@ class BlockAccounts:
     ) -> None:
         """Blocks that nobody holds any more become cached or free, as the engine says where it can be so."""
         owner = self.owner
-        if unheld != len(cached) + len(freed) or not self._fits(ended, named, cached, freed):
+        if unheld != len(cached) + len(freed) or not self._agrees(ended, named, cached, freed):
             self.fault("release_state_unclear")
             claimed = set(cached)
             gone = [block for block in named if owner[block] in ended]
@@ -589,13 +676,13 @@ class BlockAccounts:
         for block in freed:
             owner[block] = None
 
-    def _fits(self, ended: set[Owner], named: set[int], cached: Sequence[int], freed: Sequence[int]) -> bool:
+    def _agrees(self, ended: set[Owner], named: set[int], cached: Sequence[int], freed: Sequence[int]) -> bool:
         """Whether cached and freed blocks are exactly those without a holder, given that their number is right."""
-        ends = {*cached, *freed}
-        return (
-            len(ends) == len(cached) + len(freed)
-            and named.issuperset(ends)
-            and ended.issuperset(map(self.owner.__getitem__, ends))
+        blocks = [*cached, *freed] if cached and freed else cached or freed
+        return not blocks or (
+            len(set(blocks)) == len(blocks)
+            and named.issuperset(blocks)
+            and sum(map(self.owners(blocks).count, ended)) == len(blocks)
         )
 
     def evict(self, t: int, blocks: Sequence[int]) -> None:
@@ -612,7 +699,7 @@ class BlockAccounts:
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
             owners = self.owners(blocks)
-        for kind, count in Counter(owners).items():
+        for kind, count in tally(owners).items():
             if type(kind) is Account:
                 self.change_cached(t, kind, -count)
             else:
@@ -640,7 +727,7 @@ class BlockAccounts:
         falls = 1 if steady and unfilled else 0
         ahead_falls = 1 if steady and ahead and not unfilled else 0
         step = falls - table.falls
-        new = unfilled + table.marked_unfilled + (ticks.n if falls else 0)
+        new = unfilled + table.marked_unfilled - table.own * table.size + (ticks.n if falls else 0)
         change = new - table.unfilled
         if change or step:
             table.unfilled = new
@@ -662,15 +749,15 @@ class BlockAccounts:
             self.ahead_acc -= change * t
             self.ahead_falls += step
         if falls or ahead_falls:
-            due = ticks.n + (unfilled or ahead)
-            if due != table.due:
-                table.due = due
+            table.due = due = ticks.n + (unfilled or ahead)
+            if not ticks.n <= table.queued <= due:
+                table.queued = due
                 ticks.due.setdefault(due, []).append(table)
         else:
             table.due = -1
 
     def fall(self, t: int) -> None:
-        """Every steady table fills one slot; called before the tick is counted."""
+        """Fill one slot of every steady table; called before the tick is counted."""
         if self.falls:
             self.unfilled -= self.falls
             self.unfilled_acc += self.falls * t
@@ -712,26 +799,32 @@ class BlockAccounts:
             table.opens = {}
             self.retune(t, table)
 
-    def write_down(self, t: int, table: Table, blocks: Sequence[int | None]) -> None:
+    def write_down(self, t: int, table: Table, blocks: Iterable[int | None]) -> None:
         """If any of ``blocks`` lies in the table's open tail, fills are written down up to the last of them.
 
         The holder is not steady after that: its steps fill blocks one by one.
         """
         size = table.size
         holder = table.holder
-        first = max(self._frontier(table) - holder.loose, table.tail)
-        if not size or first >= table.end:
+        if not size:
+            return
+        order = table.order
+        named = blocks if isinstance(blocks, set) else set(blocks)
+        if holder.steady:
+            # What is loose is known only when it is not steady any more, and not more than this.
+            first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)
+            if first >= table.end or named.isdisjoint(order[(first - table.base) // size :]):
+                return
+            self.unsteady(t, holder)
+        first = max(holder.frontier - holder.loose, table.tail)
+        if first >= table.end:
             return
         first = (first - table.base) // size
-        named = set(blocks) if len(blocks) > 1 else blocks
-        order = table.order
         last = len(order) - 1
         while last >= first and order[last] not in named:
             last -= 1
         if last < first:
             return
-        if holder.steady:
-            self.unsteady(holder)
         for i in range(first, last + 1):
             block = order[i]
             assert block is not None, "blocks that were let go lie before the tail"
@@ -744,6 +837,19 @@ class BlockAccounts:
             table.marked_ahead += ahead
         table.tail = table.base + (last + 1) * size
         self.retune(t, table)
+
+    def _empty(self, table: Table) -> None:
+        """A table loses all own blocks: open ones at the end give their positions back, as in _take_back."""
+        size = table.size
+        if size:
+            first = max(self._frontier(table), table.tail)
+            if first < table.end:
+                order = table.order
+                del order[(first - table.base) // size :]
+                while order and order[-1] is None:
+                    order.pop()
+                table.end = table.base + len(order) * size
+            table.tail = table.end
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
         """Positions at the end of a table that lost their block before it was full are free again."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ledger.core.records import SYSTEM
-from ledger.core.segments import Segment
-from ledger.core.settlement import PeriodFacts, Terms
 from ledger.core.timeline import Span, covered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ledger.core.segments import Segment
+    from ledger.core.settlement import PeriodFacts, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 Invariant: every field of a record is in its text, by its class's order of fields; so a field that is added later
 changes digests, and says so in a test. Integers are written whole, and text as JSON with escapes.
 
-A record is made of frozen dataclasses, tuples, enums, texts, integers, booleans and None.
+A record is made of frozen dataclasses, tuples, enums, texts, integers, booleans and None; the module of a class has the
+types of its fields at run time.
 """
 
 from __future__ import annotations

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ledger.core.findings import Findings
 from ledger.core.money import apportion
-from ledger.core.records import Dimensions
 from ledger.core.settlement import Account, Kind, Line, SessionCost
+
+if TYPE_CHECKING:
+    from ledger.core.findings import Findings
+    from ledger.core.records import Dimensions
 
 Weights = Mapping[Kind, Mapping[int, int]]
 """By kind and session (an index), in the unit of the whole."""

@@ -8,14 +8,17 @@ text without an offset is refused, never guessed at.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from ledger.core.records import PERIOD_US
 from ledger.errors import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US

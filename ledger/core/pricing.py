@@ -10,14 +10,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ledger.core.money import apportion
 from ledger.core.periods import HOUR_US, on_grid
-from ledger.core.settlement import AssetTerms, PriceSpan, ShareSpan
 from ledger.errors import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ledger.core.settlement import AssetTerms, PriceSpan, ShareSpan
 
 WHOLE_PPM = 1_000_000
 

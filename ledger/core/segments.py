@@ -5,13 +5,17 @@ Invariant: the segments of a group tile its interval, and their bills are the gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ledger.core.pricing import VACANT_PART, AssetSegment, asset_segments
-from ledger.core.settlement import IntervalInputs
-from ledger.core.timeline import Span, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ledger.core.settlement import IntervalInputs
+    from ledger.core.timeline import Span, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

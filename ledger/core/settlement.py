@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ledger.core.records import Boot, Dimensions, PoolClose, PoolOpen, PoolPeriod, SessionPeriod, StandingCount
+# Digests read the types of the fields, so the names must be there at run time.
+from ledger.core.records import (  # noqa: TC001
+    Boot,
+    Dimensions,
+    PoolClose,
+    PoolOpen,
+    PoolPeriod,
+    SessionPeriod,
+    StandingCount,
+)
 
 
 class Basis(StrEnum):

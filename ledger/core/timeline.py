@@ -12,13 +12,15 @@ merely the hook has gone, so that time is unobserved as after a crash.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ledger.core.periods import SILENCE_US
 from ledger.core.settlement import BootFacts, IntervalInputs, PeriodFacts, PriceSpan, ShareSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 HOOK_OFF = "off"
 """The reason of a close with which the hook leaves and the engine does not."""

@@ -7,11 +7,10 @@ otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from ledger.core.coverage import Coverage, CoveredPeriod
 from ledger.core.findings import Findings
 from ledger.core.money import round_half_up
 from ledger.core.records import (
@@ -27,6 +26,11 @@ from ledger.core.records import (
 )
 from ledger.core.settlement import BootFacts, PoolUsage, SessionUsage, Terms
 from ledger.core.standing import StandingCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ledger.core.coverage import Coverage, CoveredPeriod
 
 NOBODY = Dimensions(tenant=UNATTRIBUTED)
 MICROS_PER_SECOND = 1_000_000

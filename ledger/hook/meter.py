@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from ledger.core.blocks import BlockAccounts, Key, Table
+from ledger.core.blocks import BlockAccounts, Key, Table, held_blocks
 from ledger.core.records import (
     PERIOD_US,
     UNATTRIBUTED,
-    Admission,
     Batch,
     Boot,
     Dimensions,
@@ -76,7 +76,14 @@ class PoolMeter:
     def __init__(self, meter: Meter, opened: PoolOpen, accounts: BlockAccounts) -> None:
         self._meter = meter
         self._accounts = accounts
-        self._tables: dict[tuple[str, int], Table] = {}
+        self._tables: list[dict[str, Table]] = [{} for _ in opened.groups]
+        # What the frequent case of acquire() needs, a step nearer.
+        self._owner = accounts.owner
+        self._computed_by = accounts.computed_by
+        self._active = accounts.group_active
+        self._active_acc = accounts.group_acc
+        self._last = accounts.blocks
+        self._plain = not accounts.lookahead
         self.opened = opened
         self.name = opened.pool
         self.leads = False
@@ -103,12 +110,30 @@ class PoolMeter:
         """``request`` takes blocks, in the order of its block table: first hits, then loaded, then new ones."""
         meter = self._meter
         try:
-            if not meter._now <= t_us < meter._next:
-                t_us = meter._turn(t_us)
-            meter._now = meter._steps.now = t_us
-            table = self._tables.get((request, group))
+            if t_us != meter._now:
+                if not meter._now <= t_us < meter._next:
+                    t_us = meter._turn(t_us)
+                meter._now = t_us
+            table = self._tables[group].get(request)
             if table is None:
                 table = self._new_table(t_us, request, group)
+            elif table.falls and len(new) == 1 and not hit and not loaded and self._plain:
+                # The frequent case: a request in decode takes its next block. An empty one changes none of the
+                # slot counts (see Table.unfilled), so this is all of it.
+                block = new[0]
+                if 0 < block < self._last and self._owner[block] is None:
+                    self._owner[block] = table
+                    self._computed_by[block] = table.holder.key  # type: ignore[attr-defined]
+                    table.own += 1
+                    table.acc -= t_us
+                    self._active[group] += 1
+                    self._active_acc[group] -= t_us
+                    table.holder.held += 1
+                    table.order.append(block)
+                    size = table.size
+                    table.end += size
+                    table.due += size
+                    return
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
                 self._take_content(t_us, holder, table, hit, loaded, covered_tokens)
@@ -116,8 +141,6 @@ class PoolMeter:
                 self._align(holder, table, 0)
             if new:
                 self._accounts.take_new(t_us, table, holder.key, new)
-            if holder.held > holder.peak_blocks:
-                holder.peak_blocks = holder.held
             if not holder.steady and holder.held:
                 meter._steps.partial[request] = holder
         except Exception:
@@ -132,7 +155,7 @@ class PoolMeter:
         elif request.ended_t is not None:
             meter._fault("ended_request")
         table = self._accounts.table(request, group, request.dims)
-        self._tables[name, group] = table
+        self._tables[group][name] = table
         return table
 
     def _align(self, holder: Request, table: Table, full: int) -> None:
@@ -155,14 +178,16 @@ class PoolMeter:
     ) -> None:
         steps = self._meter._steps
         accounts = self._accounts
-        accounts.owners([*hit, *loaded])
+        owners = accounts.owners(hit) if hit else ()
+        if loaded:
+            accounts.owners(loaded)
         if holder.steady:
             steps.rouse(t, holder)
         if self.leads and not table.group and holder.ended_t is None:
             size = table.size or 1
             by = accounts.computed_by
             runs: list[tuple[int, int]] = []
-            writers = [by[block] for block in hit]
+            writers = [by[block] for block in hit] if len(hit) < 2 else itemgetter(*hit)(by)
             own = writers.count(holder.key)
             if own in (0, len(hit)):
                 runs.append((OWN if own else OTHERS, len(hit) * size))
@@ -172,12 +197,12 @@ class PoolMeter:
             tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
             cover(holder, steps.counts(holder), tokens, runs)
             for other in holder.tables:
-                if other.size:
+                if other.order:
                     other.pool.moved(t, other)
         if not table.order and table.size:
             self._align(holder, table, len(hit) + len(loaded))
         if hit:
-            accounts.take_hit(t, table, hit)
+            accounts.take_hit(t, table, hit, owners)
         if loaded:
             accounts.take_full(t, table, loaded)
 
@@ -189,13 +214,15 @@ class PoolMeter:
         try:
             if not meter._now <= t_us < meter._next:
                 t_us = meter._turn(t_us)
-            meter._now = meter._steps.now = t_us
+            meter._now = t_us
             if not blocks:
                 return
             holder = meter._steps.requests.get(request)
             if holder is None:
                 meter._fault("unknown_request")
                 return
+            # Blocks held only grow between two releases, so here is where to look for the most.
+            holder.peak_blocks = max(holder.peak_blocks, holder.held)
             self._accounts.release(t_us, holder, blocks, cached, freed)
             if not holder.held:
                 meter._steps.partial.pop(request, None)
@@ -212,7 +239,7 @@ class PoolMeter:
         try:
             if not meter._now <= t_us < meter._next:
                 t_us = meter._turn(t_us)
-            meter._now = meter._steps.now = t_us
+            meter._now = t_us
             if blocks:
                 self._accounts.evict(t_us, blocks)
         except Exception:
@@ -232,12 +259,15 @@ class PoolMeter:
     def _cut(self, t: int, *, closes: bool) -> PoolCut:
         accounts = self._accounts
         ticks = accounts.ticks
+        groups = [n * t + acc for n, acc in zip(accounts.group_active, accounts.group_acc, strict=True)]
         now = (
-            accounts.active * t + accounts.active_acc,
+            sum(groups),
             accounts.cached * t + accounts.cached_acc,
-            accounts.unfilled * t + accounts.unfilled_acc,
+            sum(n * size for n, size in zip(groups, accounts.sizes, strict=True))
+            + accounts.unfilled * t
+            + accounts.unfilled_acc,
             accounts.ahead * t + accounts.ahead_acc,
-            [n * t + acc for n, acc in zip(accounts.group_active, accounts.group_acc, strict=True)],
+            groups,
         )
         was = self._at_cut
         self._at_cut = now
@@ -324,7 +354,7 @@ class Meter:
         self._resend = False
         self._opens: list[PoolOpen] = []
         self._closes: list[PoolClose] = []
-        self._admissions: list[Admission] = []
+        self._admissions: list[Request] = []
         self._completed: list[Request] = []
         self._cut(self._period_start)
 
@@ -413,7 +443,7 @@ class Meter:
         try:
             if not self._now <= t_us < self._next:
                 t_us = self._turn(t_us)
-            self._now = self._steps.now = t_us
+            self._now = t_us
             self._steps.schedule(t_us, tokens, total)
         except Exception:
             self._broken()
@@ -427,7 +457,7 @@ class Meter:
         try:
             if not self._now <= t_us < self._next:
                 t_us = self._turn(t_us)
-            self._now = self._steps.now = t_us
+            self._now = t_us
             self._steps.end(t_us, accepted)
         except Exception:
             self._broken()
@@ -571,7 +601,7 @@ class Meter:
             )
             following._opens.append(pool.opened)
         for request in steps.requests.values():
-            following._admissions.append(following._admission(request))
+            following._admissions.append(request)
         self._pools = []
         self._next = NEVER
         self._steps = Steps(self._fault, self._complete)
@@ -583,7 +613,7 @@ class Meter:
         """The time at which an event counts, after the periods before it have been closed."""
         if not self._now <= t_us < self._next and not (closing and t_us == self._next):
             t_us = self._turn(t_us, closing=closing)
-        self._now = self._steps.now = t_us
+        self._now = t_us
         return t_us
 
     def _turn(self, t: int, *, closing: bool = False) -> int:
@@ -595,7 +625,6 @@ class Meter:
             return self._now
         while t >= self._next and not (closing and t == self._next):
             boundary = self._next
-            self._steps.now = boundary
             self._cut(boundary)
             self._next = boundary + PERIOD_US
         return t
@@ -614,18 +643,9 @@ class Meter:
             key = self._keys[identity] = Key(*identity)
         request = Request(name, dims, key, prompt=prompt, arrived_t=arrived, parent=parent)
         self._steps.requests[name] = request
-        self._admissions.append(self._admission(request))
+        self._admissions.append(request)
         self._steps.log.length_in.append((request.label, prompt))
         return request
-
-    def _admission(self, request: Request) -> Admission:
-        return Admission(
-            request=request.id,
-            dims=request.dims,
-            prompt_tokens=request.prompt,
-            arrived_us=self.boot.anchor_us + request.arrived_t,
-            parent=request.parent,
-        )
 
     def _adopt(self, t: int, name: str) -> Request:
         """A request that nobody announced holds blocks: they belong to ``unattributed`` until it lets go."""
@@ -638,10 +658,11 @@ class Meter:
         if self._steps.requests.pop(request.id, None) is None:
             return
         self._steps.partial.pop(request.id, None)
+        request.peak_blocks = max(request.peak_blocks, request.held)
         self._completed.append(request)
         for pool in self._pools:
-            for group in range(len(pool.opened.groups)):
-                table = pool._tables.pop((request.id, group), None)
+            for tables in pool._tables:
+                table = tables.pop(request.id, None)
                 if table is not None:
                     pool._accounts.forget(table)
 
@@ -663,16 +684,17 @@ class Meter:
             if mine and request.steady:
                 self._steps.rouse(t, request)
             if request.ended_t is not None and not request.waits:
-                elsewhere = request.held - sum([table.count for table in mine])
+                elsewhere = request.held - sum([held_blocks(table) for table in mine])
                 if not elsewhere:
                     waiting.append(request)
         for request in waiting:
             self._complete(request)
         self._cut(t, closing)
         for request in self._steps.requests.values():
+            request.peak_blocks = max(request.peak_blocks, request.held)
             for table in request.tables:
                 if table.pool in gone:
-                    request.held -= table.count
+                    request.held -= held_blocks(table)
             request.tables = [table for table in request.tables if table.pool not in gone]
             if not request.held:
                 self._steps.partial.pop(request.id, None)

@@ -110,7 +110,7 @@ class Cut:
     stray_compute: int = 0
     opens: list[PoolOpen] = field(default_factory=list)
     closes: list[PoolClose] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
+    admissions: list[Request] = field(default_factory=list)
     log: Log = field(default_factory=Log)
 
 
@@ -317,7 +317,16 @@ class Settler:
             skew_us=cut.skew_us,
             opens=tuple(cut.opens),
             closes=tuple(cut.closes),
-            admissions=tuple(cut.admissions),
+            admissions=tuple(
+                Admission(
+                    request=request.id,
+                    dims=request.dims,
+                    prompt_tokens=request.prompt,
+                    arrived_us=anchor + request.arrived_t,
+                    parent=request.parent,
+                )
+                for request in cut.admissions
+            ),
             pools=tuple(pools),
             sessions=tuple(sessions),
             standing=standing,
@@ -348,8 +357,10 @@ class Settler:
             s_unf,
             s_ahead,
         ) in sliced(pool.tables, self.pause):
-            active = ((own * t + acc) << SHIFT) + shared
-            empty = ((unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
+            held = own * t + acc
+            active = (held << SHIFT) + shared
+            # What is stored is less all own slots.
+            empty = ((held * table.size + unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
             coming = ((ahead * t + a_acc - a_falls * fallen) << SHIFT) + s_ahead
             for leaf in leaves:
                 more = nodes[leaf]

@@ -4,7 +4,8 @@ Invariants: ``frontier <= high``; each prompt position is classified once, when 
 the five classes and what is left unprocessed sum to the prompt; in steady decode frontier, computing time and
 output are read with the global counts (see :mod:`ledger.hook.steps`), else as they stand.
 
-``known`` counts prompt and output so far, and supposes that every draft in flight will be accepted.
+``known`` counts prompt and output so far, and supposes that every draft in flight will be accepted; the
+frontier never passes it. ``loose`` is how far both may fall back when the steps in flight end.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ def cover(request: Request, counts: list[int], tokens: int, classes: list[tuple[
     """Move the frontier over ``tokens`` positions of reused content, given as runs of (class, positions).
 
     Positions below the high-water mark were classified before and count as nothing; no more is covered than
-    is known.
+    prompt and output so far: nobody can have content for tokens that are still in flight.
     """
-    left = min(tokens, request.known - request.frontier)
+    left = min(tokens, request.prompt + request.output - request.frontier)
     position = request.frontier
     for kind, run in classes:
         if left <= 0:
@@ -158,6 +159,10 @@ def accept(request: Request, counts: list[int], accepted: int, drafted: int, gen
         request.high -= rejected
         if request.generation == generation:
             request.frontier -= rejected
-        else:
-            # What was computed again since the preemption cannot reach beyond what there is.
-            request.frontier = min(request.frontier, request.high)
+    if request.generation != generation:
+        # What was computed again since the preemption cannot reach beyond what there is.
+        request.frontier = min(request.frontier, request.high)
+    elif (beyond := request.frontier - request.known) > 0:
+        # A step ahead of this one computed for a token that does not come.
+        request.frontier -= beyond
+        request.high -= beyond

@@ -67,6 +67,8 @@ class Steps:
         self.complete = complete
         self.requests: dict[str, Request] = {}
         self.steady: dict[str, Request] = {}
+        self.names: list[str] = []
+        """The steady requests, as far as is known in the engine's order: a list is compared faster than sets."""
         self.partial: dict[str, Request] = {}
         """Requests that hold blocks and are not steady: the likely exceptions of the next step."""
         self.touched: dict[Request, None] = {}
@@ -82,8 +84,6 @@ class Steps:
         self.serial = 0
         """Steps scheduled so far, over the whole life."""
         self.last_end_t = LONG_AGO
-        self.now = LONG_AGO
-        """Time of the event that is being counted."""
         self.period_steps = self.period_step_us = 0
         self.system_compute = self.stray_compute = 0
 
@@ -115,6 +115,7 @@ class Steps:
             if table.size:
                 table.pool.retune(t, table)
         self.steady[request.id] = request
+        self.names.append(request.id)
         self.partial.pop(request.id, None)
         self.log.change(request.from_serial, request.label, 1)
 
@@ -129,6 +130,7 @@ class Steps:
         for step in self.flight:
             entry = step.entries.get(request)
             if entry is None:
+                request.loose += 1
                 step.entries[request] = Entry(1, 0, ends=True, drafted=0, generation=request.generation)
             else:
                 entry.tokens += 1
@@ -140,6 +142,7 @@ class Steps:
             if table.size:
                 table.pool.retune(t, table)
         del self.steady[request.id]
+        self.names.remove(request.id)
         if request.held:
             self.partial[request.id] = request
         self.touched[request] = None
@@ -155,14 +158,14 @@ class Steps:
         steady = self.steady
         apart: list[tuple[Request, int]] = []
         strays = 0
-        if not (len(tokens) == total == len(steady) and tokens.keys() >= steady.keys()):
+        if not (len(tokens) == total == len(steady) and self._all_steady(tokens, 0)):
             rest = total
             for name, request in self.partial.items():
                 count = tokens.get(name)
                 if count:
                     apart.append((request, count))
                     rest -= count
-            if not (len(tokens) - len(apart) == rest == len(steady) and tokens.keys() >= steady.keys()):
+            if not (len(tokens) - len(apart) == rest == len(steady) and self._all_steady(tokens, len(apart))):
                 apart, strays = self._look(t, tokens)
                 actual = len(steady) + strays + sum([count for _, count in apart])
                 if actual != total:
@@ -172,9 +175,23 @@ class Steps:
         self.serial += 1
         self.flight.append(step)
         ticks = self.ticks
-        for table in ticks.due.pop(ticks.n, ()):
-            if table.due == ticks.n:
-                table.pool.retune(t, table)
+        n = ticks.n
+        due = ticks.due
+        for table in due.pop(n, ()):
+            # Tables whose tail was to be full by now; most have got a block since, and are looked at later.
+            if table.queued == n:
+                later = table.due
+                if later > n:
+                    table.queued = later
+                    waiting = due.get(later)
+                    if waiting is None:
+                        due[later] = [table]
+                    else:
+                        waiting.append(table)
+                else:
+                    table.queued = -1
+                    if later == n:
+                        table.pool.retune(t, table)
         if steady:
             for pool in self.pools:
                 if pool.falls or pool.ahead_falls:
@@ -183,6 +200,22 @@ class Steps:
         ticks.acc -= t
         for request, count in apart:
             self._schedule_apart(t, step, request, count)
+
+    def _all_steady(self, tokens: Mapping[str, int], apart: int) -> bool:
+        """Whether every steady request is scheduled, given that there is room for just these beside ``apart`` others.
+
+        Engines keep their order and put newcomers last, so mostly two lists are equal.
+        """
+        names = list(tokens)
+        if apart:
+            del names[-apart:]
+        if names == self.names:
+            return True
+        if tokens.keys() >= self.steady.keys():
+            if not apart:
+                self.names = names
+            return True
+        return False
 
     def _look(self, t: int, tokens: Mapping[str, int]) -> tuple[list[tuple[Request, int]], int]:
         """The exceptions of a step, found by looking at every request; whoever is missing is steady no more."""
@@ -220,7 +253,8 @@ class Steps:
         if counts is None:
             counts = self.counts(request)
         ends, drafted = compute(request, counts, count)
-        request.loose += drafted
+        if ends:
+            request.loose += drafted + 1
         step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
         plain = request.high == request.frontier
         for table in request.tables:
@@ -272,8 +306,8 @@ class Steps:
                 self.complete(request)
             return
         count = accepted.get(request.id, 1 if entry.ends else 0)
-        if entry.drafted and entry.generation == request.generation:
-            request.loose -= entry.drafted
+        if entry.ends and entry.generation == request.generation:
+            request.loose -= entry.drafted + 1
         if entry.ends:
             if count == entry.drafted + 1:
                 request.output += count
@@ -318,7 +352,7 @@ class Steps:
             self.log.tokens(request.label, (t - last) // count, count)
         request.last_token_t = t
 
-    def make_unsteady(self, holder: Holder) -> None:
+    def make_unsteady(self, t: int, holder: Holder) -> None:
         """For block accounting: somebody joined the block that the request is filling."""
         assert isinstance(holder, Request)
-        self.rouse(self.now, holder)
+        self.rouse(t, holder)

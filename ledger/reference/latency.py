@@ -40,13 +40,13 @@ RTX_4090_LLAMA_8B = LatencyModel(
     fixed_ns=17_000_000,
     per_prefill_token_ns=110_000,
     per_prefill_pair_ps=3_000,
-    per_sequence_ns=40_000,
+    per_sequence_ns=30_000,
     per_kv_token_ps=140_000,
 )
 
 LARGE_MODEL = LatencyModel(
-    name="invented: 1 T parameters in 8 bits, read at 8 TB/s",
-    fixed_ns=125_000_000,
+    name="invented: 1.6 T parameters in 8 bits, read at 8 TB/s",
+    fixed_ns=200_000_000,
     per_prefill_token_ns=400_000,
     per_prefill_pair_ps=200,
     per_sequence_ns=60_000,

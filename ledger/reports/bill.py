@@ -73,7 +73,12 @@ def show_bill(statement: Statement, out: TextIO, *, width: int | None = None) ->
     screen.print(Text(_terms(statement), style="dim"))
     screen.print()
     if not statement.lines:
-        screen.print("Nothing is booked: no asset was paid for, or nothing is settled yet (`kvledger settle`).")
+        screen.print(
+            "Nothing is booked: no asset was paid for, or nothing is settled yet (`kvledger settle`)."
+            if statement.tenant is None
+            else f"Nothing is booked on {statement.tenant}; `kvledger tenants list` shows who there is.",
+            soft_wrap=True,
+        )
     else:
         _bar(statement, screen)
         screen.print()

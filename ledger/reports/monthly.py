@@ -48,7 +48,7 @@ def read_statement(
                 ledger,
                 month,
                 wanted,
-                provisional_from_us=min((part.from_us for part in rest), default=None),
+                provisional_from_us=min((part.from_us for part in rest if part.settlements), default=None),
                 open_time=tuple(made for part in rest for made in part.settlements),
             )
     else:

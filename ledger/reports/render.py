@@ -9,12 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.box import Box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,13 +22,22 @@ from rich.text import Text
 from ledger.core.money import rounded_text
 from ledger.core.periods import HOUR_US, format_time
 
-Value = int | str | bool | None
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
-WIDTH_MIN, WIDTH_MAX = 60, 160
-"""Narrower, a table is unreadable; wider, the eye loses its line."""
+Value = int | str | bool | None
 
 ABSENT = "-"
 """Where there is no figure: absent is not zero."""
+
+TEXT_MIN = 10
+"""Cells that a text keeps when a table is squeezed; figures and times keep all of theirs."""
+
+GAP = 3
+"""Cells between two columns."""
+
+WIDTH_MIN, WIDTH_MAX = 60, 160
+"""Narrower, a table is unreadable; wider, the eye loses its line."""
 
 RULED = Box(
     "    \n"  # no top edge
@@ -64,6 +73,10 @@ class Column:
     title: str = ""
     shape: Shape = Shape.TEXT
     summed: bool = False
+    spare: int = 0
+    """Where a table is too wide, the column with the highest figure goes first; 0 stays."""
+    absent: str = ABSENT
+    """What a table shows for None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +160,8 @@ def shown_quantity(quantity: int, unit: str) -> str:
 
 def _block_hours(block_us: int) -> str:
     hundredths = (200 * block_us + HOUR_US) // (2 * HOUR_US)
+    if hundredths >= 100_000:
+        return f"{(hundredths + 50) // 100:,}"
     return f"{hundredths // 100:,}.{hundredths % 100:02d}"
 
 
@@ -167,39 +182,91 @@ def _show_table(sheet: Sheet, out: TextIO, top: int) -> None:
     if not sheet.rows:
         screen.print(sheet.empty, soft_wrap=True)
         return
-    rows = sheet.rows[:top] if top else sheet.rows
-    left = len(sheet.rows) - len(rows)
-    places = [index for index, column in enumerate(sheet.columns) if column.title]
-    summed = any(sheet.columns[index].summed for index in places)
+    lines = [_Cells(sheet, row) for row in (sheet.rows[:top] if top else sheet.rows)]
+    left = len(sheet.rows) - len(lines)
+    if left:
+        lines.append(_Cells(sheet, _sum(sheet, sheet.rows[top:], f"{left:,} more"), dim=True))
+    summed = any(column.summed and column.title for column in sheet.columns)
+    footer = _Cells(sheet, _sum(sheet, sheet.rows, "all"))
+    measured = [*lines, footer] if summed else lines
+    sizes = [_size(column, [line.texts[i] for line in measured]) for i, column in enumerate(sheet.columns)]
+    widths = _fit(sheet, sizes, screen.width)
     table = Table(box=RULED, show_edge=False, pad_edge=False, show_footer=summed, header_style="bold")
     table.footer_style = "bold"
-    for index in places:
+    table.width = sum(widths.values()) + GAP * (len(widths) - 1)
+    for index, width in widths.items():
         column = sheet.columns[index]
-        footer = _footer(sheet, index, first=index == places[0])
         right = column.shape not in (Shape.TEXT, Shape.TIME)
         table.add_column(
-            Text(column.title), Text(footer), justify="right" if right else "left", overflow="ellipsis", no_wrap=True
+            Text(column.title),
+            Text(footer.texts[index]),
+            justify="right" if right else "left",
+            width=width,
+            overflow="ellipsis",
+            no_wrap=True,
         )
-    for row in rows:
-        table.add_row(*(Text(shown(row[index], sheet.columns[index].shape)) for index in places))
-    if left:
-        rest = [f"{left:,} more" if index == places[0] else _summed(sheet, index, sheet.rows[top:]) for index in places]
-        table.add_row(*(Text(text, style="dim") for text in rest))
-    screen.print(table)
-    if sheet.rounded:
-        screen.print(Text(sheet.rounded, style="dim"))
+    for line in lines:
+        table.add_row(*(Text(line.texts[index]) for index in widths), style="dim" if line.dim else None)
+    screen.print(table, crop=False)  # a figure that is cut is another figure: rather too wide
+    spared = sum(map(bool, sizes)) - len(widths)
+    note = f"Left out at this width: {spared} column{'s' * (spared > 1)}. " if spared else ""
+    if note or sheet.rounded:
+        screen.print(Text(note + sheet.rounded, style="dim"))
 
 
-def _footer(sheet: Sheet, index: int, *, first: bool) -> str:
-    return "all" if first else _summed(sheet, index, sheet.rows)
+class _Cells:
+    """The texts of a row."""
+
+    __slots__ = ("dim", "texts")
+
+    def __init__(self, sheet: Sheet, row: Sequence[Value], *, dim: bool = False) -> None:
+        self.texts = [
+            column.absent if value is None else shown(value, column.shape)
+            for column, value in zip(sheet.columns, row, strict=True)
+        ]
+        self.dim = dim
 
 
-def _summed(sheet: Sheet, index: int, rows: Sequence[tuple[Value, ...]]) -> str:
-    column = sheet.columns[index]
-    if not column.summed:
-        return ""
-    values = [row[index] for row in rows]
-    return shown(sum(value for value in values if isinstance(value, int)), column.shape)
+def _sum(sheet: Sheet, rows: Sequence[tuple[Value, ...]], name: str) -> tuple[Value, ...]:
+    """One row for many: ``name`` in the first column that shows, sums where they mean something."""
+    first = next(index for index, column in enumerate(sheet.columns) if column.title)
+    return tuple(
+        name
+        if index == first
+        else sum(value for value in (row[index] for row in rows) if isinstance(value, int))
+        if column.summed
+        else ""
+        for index, column in enumerate(sheet.columns)
+    )
+
+
+def _size(column: Column, texts: Sequence[str]) -> int:
+    """Cells of a column; 0 where a table leaves it out, and where there is nothing in it."""
+    return max(map(cell_len, [column.title, *texts])) if column.title and any(texts) else 0
+
+
+def _fit(sheet: Sheet, sizes: Sequence[int], width: int) -> dict[int, int]:
+    """The columns that a table has room for, with their widths: texts are squeezed, then columns spared."""
+    kept = {index: size for index, size in enumerate(sizes) if size}
+
+    def squeezable(index: int) -> bool:
+        return sheet.columns[index].shape is Shape.TEXT
+
+    def over(least: bool) -> int:
+        wanted = (min(kept[i], TEXT_MIN) if least and squeezable(i) else kept[i] for i in kept)
+        return sum(wanted) + GAP * (len(kept) - 1) - width
+
+    while over(least=True) > 0:
+        spare = max(kept, key=lambda index: (sheet.columns[index].spare, index))
+        if not sheet.columns[spare].spare:
+            break
+        del kept[spare]
+    while over(least=False) > 0:
+        texts = [index for index in kept if squeezable(index) and kept[index] > TEXT_MIN]
+        if not texts:
+            break
+        kept[max(texts, key=lambda index: kept[index])] -= 1
+    return kept
 
 
 def _json(sheet: Sheet, out: TextIO) -> None:

@@ -20,7 +20,7 @@ from ledger.store.rows import row_digest
 from ledger.store.tables import HOLDING_COLUMNS, PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from ledger.core.records import Dimensions
     from ledger.core.settlement import PoolUsage, SessionUsage
@@ -104,6 +104,8 @@ class Settlement:
     memos: tuple[Memo, ...]
     notes: tuple[str, ...]
     """Findings, as ``code: sentence``."""
+    asked: tuple[tuple[int, str | None], ...]
+    """Earlier intervals whose stored figures the memo lines are made of, and the transactions that had booked them."""
     pools: tuple[PoolRollup, ...]
 
     def lines(self) -> Iterable[tuple[Basis, Line]]:
@@ -216,49 +218,69 @@ def read_transaction(connection: Connection, head: Head) -> Transaction:
 # --- derived rows ---------------------------------------------------------------------------------------
 
 
+Rows = dict[tuple[Any, ...], tuple[int | None, ...]]
+"""Keys (without the place) to values, in the order of the table's columns."""
+
+
+def line_rows(made: Settlement) -> Rows:
+    """What ``basis_lines`` says of a settlement: (basis, account, kind, tenant) to (nanos, asset time)."""
+    rows: Rows = {}
+    for basis, line in made.lines():
+        key = (basis.value, line.account.value, line.kind.value, line.tenant)
+        _add(rows, key, (line.amount_nanos, line.asset_us))
+    return rows
+
+
+def cost_rows(made: Settlement) -> Rows:
+    """What ``session_costs`` says of a settlement: (basis, dimension set, kind) to (nanos,)."""
+    rows: Rows = {}
+    for basis, cost in made.session_costs():
+        if cost.amount_nanos:
+            _add(rows, (basis.value, cost.dims, cost.kind.value), (cost.amount_nanos,))
+    return rows
+
+
+def memo_rows(memos: Iterable[Memo]) -> Rows:
+    """What ``memo_lines`` says of a settlement: (interval of use, basis, tenant, memo) to (quantity, nanos)."""
+    rows: Rows = {}
+    for memo in memos:
+        _add(rows, (memo.use_start_us, memo.basis.value, memo.tenant, memo.memo), (memo.quantity, memo.amount_nanos))
+    return rows
+
+
+def _add(rows: Rows, key: tuple[Any, ...], values: tuple[int | None, ...]) -> None:
+    """Add to the values under a key; absent and absent stay absent."""
+    known = rows.get(key)
+    rows[key] = (
+        values if known is None else tuple(a if b is None else (a or 0) + b for a, b in zip(known, values, strict=True))
+    )
+
+
 def save_derived(db: Database, connection: Connection, made: Settlement) -> None:
     """Write what is derived from a settlement, in place of what was there."""
     place = (made.asset_group, made.start_us, made.booked_month, made.month)
-    lines: dict[tuple[Any, ...], tuple[int | None, ...]] = {}
-    for basis, line in made.lines():
-        key = (basis.value, line.account.value, line.kind.value, line.tenant)
-        amount, asset_us = lines.get(key, (0, None))
-        added = asset_us if line.asset_us is None else (asset_us or 0) + line.asset_us
-        lines[key] = ((amount or 0) + line.amount_nanos, added)
-    _save_money(connection, t.basis_lines, place, lines)
-
-    costs = [(basis, cost) for basis, cost in made.session_costs() if cost.amount_nanos]
-    dims = {cost.dims for _, cost in costs} | {usage.dims for pool in made.pools for usage in pool.sessions}
+    _save_money(connection, t.basis_lines, place, line_rows(made))
+    costs = cost_rows(made)
+    dims = {key[1] for key in costs} | {usage.dims for pool in made.pools for usage in pool.sessions}
     ids = dimension_ids(db, connection, dims)
-    by_session: dict[tuple[Any, ...], tuple[int | None, ...]] = {}
-    for basis, cost in costs:
-        of_session = (basis.value, ids[cost.dims], cost.kind.value)
-        by_session[of_session] = ((by_session.get(of_session, (0,))[0] or 0) + cost.amount_nanos,)
-    _save_money(connection, t.session_costs, place, by_session)
+    by_number = {(basis, ids[of], kind): values for (basis, of, kind), values in costs.items()}
+    _save_money(connection, t.session_costs, place, by_number)
     save_memos(connection, place, made.memos)
-    _save_segments(connection, made.asset_group, made.start_us, made.allocation.segments)
+    s = t.segments
+    connection.execute(s.delete().where(s.c.asset_group == made.asset_group, s.c.interval_us == made.start_us))
+    if segments := segment_rows(made):
+        write_rows(connection, s, segments)
     if made.engine is not None:
         _save_usage(connection, made.engine, made, ids)
 
 
-def save_memos(connection: Connection, place: tuple[str, int, str, str], memos: Sequence[Memo]) -> None:
+def save_memos(connection: Connection, place: tuple[str, int, str, str], memos: Iterable[Memo]) -> None:
     """Write the memo lines of the interval ``(asset group, start, booked month, month)``."""
-    rows: dict[tuple[Any, ...], tuple[int | None, ...]] = {}
-    for memo in memos:
-        key = (memo.use_start_us, memo.basis.value, memo.tenant, memo.memo)
-        quantity, amount = rows.get(key, (0, None))
-        added = amount if memo.amount_nanos is None else (amount or 0) + memo.amount_nanos
-        rows[key] = ((quantity or 0) + memo.quantity, added)
-    _save_money(connection, t.memo_lines, place, rows)
+    _save_money(connection, t.memo_lines, place, memo_rows(memos))
 
 
-def _save_money(
-    connection: Connection,
-    table: Table,
-    place: tuple[str, int, str, str],
-    rows: Mapping[tuple[Any, ...], tuple[int | None, ...]],
-) -> None:
-    """Write ``rows`` (key to values) less what other months have booked of the interval already.
+def _save_money(connection: Connection, table: Table, place: tuple[str, int, str, str], rows: Rows) -> None:
+    """Write ``rows`` less what other months have booked of the interval already.
 
     The key's columns are the table's primary key without the place, in the table's order; then comes ``month``.
     """
@@ -291,14 +313,13 @@ def _save_money(
         write_rows(connection, table, written)
 
 
-def _save_segments(connection: Connection, asset_group: str, start_us: int, segments: Sequence[SegmentTerms]) -> None:
-    s = t.segments
-    connection.execute(s.delete().where(s.c.asset_group == asset_group, s.c.interval_us == start_us))
-    rows = [
+def segment_rows(made: Settlement) -> list[tuple[Any, ...]]:
+    """The rows of ``segments``, in the order of its columns."""
+    return [
         (
-            asset_group,
+            made.asset_group,
             segment.start_us,
-            start_us,
+            made.start_us,
             segment.end_us,
             segment.blocks,
             segment.bill_nanos,
@@ -308,10 +329,8 @@ def _save_segments(connection: Connection, asset_group: str, start_us: int, segm
             segment.step_us,
             str(segment.weighted_block_us),
         )
-        for segment in segments
+        for segment in made.allocation.segments
     ]
-    if rows:
-        write_rows(connection, s, rows)
 
 
 def _save_usage(connection: Connection, engine: str, made: Settlement, ids: Mapping[Dimensions, int]) -> None:
@@ -327,6 +346,10 @@ def _save_usage(connection: Connection, engine: str, made: Settlement, ids: Mapp
     ]
     if sessions:
         write_rows(connection, t.usage_hours, sessions)
+
+
+POOL_HOUR = tuple(column.name for column in t.pool_hours.columns)
+"""The columns of ``pool_hours``, in their order."""
 
 
 def pool_hour(engine: str, start_us: int, end_us: int, pool: PoolRollup) -> tuple[Any, ...]:

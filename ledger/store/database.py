@@ -45,29 +45,35 @@ class Database:
         self.retention_days = retention_days
         self.dialect: Literal["sqlite", "postgresql"] = "sqlite" if engine.dialect.name == "sqlite" else "postgresql"
         self.known: dict[str, dict[Any, int]] = {}
+        # Bulk writes go past SQLAlchemy, so the driver's own errors arrive here as well.
+        self.errors: tuple[type[Exception], ...] = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one write transaction and commit; tried again where another writer was in the way.
 
-        ``work`` may therefore run several times and must have no effect but through its connection.
+        ``work`` may therefore run several times and must have no effect but through its connection. So it is
+        where a connection turns out to be dead, unless the commit was on its way: then nobody knows.
         """
         for attempt in range(1, limits.STORE_ATTEMPTS_MAX + 1):
+            committing = False
             try:
                 with self.engine.connect() as raw:
                     connection = raw.execution_options(**{_WRITE: True})
-                    with connection.begin():
-                        return work(connection)
-            except DBAPIError as error:
-                if not is_contention(error) or attempt == limits.STORE_ATTEMPTS_MAX:
+                    with connection.begin() as transaction:
+                        result = work(connection)
+                        committing = True
+                        transaction.commit()
+                        return result
+            except self.errors as error:
+                again = is_contention(error) or (not committing and is_disconnect(error))
+                if not again or attempt == limits.STORE_ATTEMPTS_MAX:
                     raise translated(error, self.engine.url) from error
                 time.sleep(min(0.01 * 2**attempt, limits.STORE_BACKOFF_S_MAX) * random.random())  # noqa: S311
-            except SQLAlchemyError as error:
-                raise translated(error, self.engine.url) from error
         raise AssertionError("the last attempt returns or raises")
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection on which all statements see one snapshot; nothing can be written through it."""
+        """Open a connection on which all statements see one snapshot; nothing can be written through it."""
         try:
             with self.engine.connect() as raw:
                 connection = raw
@@ -75,7 +81,7 @@ class Database:
                     connection = raw.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
                     yield connection
-        except SQLAlchemyError as error:
+        except self.errors as error:
             raise translated(error, self.engine.url) from error
 
     def close(self) -> None:
@@ -110,13 +116,22 @@ def lock(connection: Connection, name: str) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
 
 
-def is_contention(error: DBAPIError) -> bool:
+def is_contention(error: Exception) -> bool:
     """Whether another writer was in the way, so that the same transaction may succeed when tried again."""
-    cause = error.orig
+    cause = _cause(error)
     if isinstance(cause, sqlite3.OperationalError):
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return getattr(cause, "sqlstate", None) in RETRIED_SQLSTATES
+
+
+def is_disconnect(error: Exception) -> bool:
+    """Whether a connection had died, which is often found out when it is used for the first time again."""
+    return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def _cause(error: Exception) -> BaseException:
+    return getattr(error, "orig", None) or error
 
 
 _WAYS_OUT: Final = (
@@ -134,12 +149,12 @@ _WAYS_OUT: Final = (
 """What a driver says (or the class of its error), what that means, and the way out; the first match counts."""
 
 
-def translated(error: SQLAlchemyError, url: URL) -> StoreError:
+def translated(error: Exception, url: URL) -> StoreError:
     """Our error for the driver's: what was asked of which database, what it said, and what can be done."""
     shown = url.render_as_string(hide_password=True)
-    cause = getattr(error, "orig", None) or error
+    cause = _cause(error)
     said = " ".join(str(cause).split())
-    if isinstance(error, DBAPIError) and is_contention(error):
+    if is_contention(error):
         return StoreError(
             f"{shown} stayed locked through {limits.STORE_ATTEMPTS_MAX} tries ({said}); "
             "see that no other program holds it, then run the command again"
@@ -164,6 +179,7 @@ def _sqlite(url: URL, *, durable: bool) -> Engine:
             f"synchronous={'FULL' if durable else 'NORMAL'}",
             "foreign_keys=ON",
             "temp_store=MEMORY",
+            "wal_autocheckpoint=4000",
             "cache_size=-65536",
         ):
             connection.execute(f"PRAGMA {pragma}")
@@ -185,7 +201,6 @@ def _postgresql(url: URL, *, durable: bool) -> Engine:
             url.set(drivername="postgresql+psycopg"),
             connect_args={"options": options, "connect_timeout": limits.STORE_BUSY_MS // 1000},
             pool_size=limits.STORE_POOL_CONNECTIONS,
-            pool_pre_ping=True,
         )
     except (ImportError, NoSuchModuleError) as error:
         raise UsageError("the PostgreSQL driver is missing; install kvledger[service,postgres]") from error

@@ -72,17 +72,23 @@ def day_of(time_us: int) -> int:
     return time_us // limits.DAY_US
 
 
-def dimensions_in(batch: Batch) -> set[Dimensions]:
-    """Every dimension set that a row of ``batch`` names."""
-    found = {row.dims for row in batch.sessions}
-    found.update(row.dims for row in batch.admissions)
-    found.update(row.dims for row in batch.requests)
-    found.update(row.dims for row in batch.standing or ())
+def dimensions_in(batch: Batch) -> dict[int, Dimensions]:
+    """The objects that rows name their dimension sets by, each once, by identity.
+
+    Rows of a batch share these objects, and hashing one takes as long as making its row.
+    """
+    found = {id(row.dims): row.dims for row in batch.sessions}
+    found.update((id(row.dims), row.dims) for row in batch.admissions)
+    found.update((id(row.dims), row.dims) for row in batch.requests)
+    found.update((id(row.dims), row.dims) for row in batch.standing or ())
     return found
 
 
-def rows_of(batch: Batch, boot: int, ids: Mapping[Dimensions, int]) -> Iterator[tuple[Table, list[Row]]]:
-    """The rows of ``batch`` by table, empty ones left out; those of boots first, then in the order of tables."""
+def rows_of(batch: Batch, boot: int, ids: Mapping[int, int]) -> Iterator[tuple[Table, list[Row]]]:
+    """The rows of ``batch`` by table, empty ones left out; those of boots first, then in the order of tables.
+
+    ``ids`` are those of its dimension sets, by the identity of the objects of :func:`dimensions_in`.
+    """
     key = (boot, batch.seq)
     yield from _boot_rows(batch, key)
     dated = (day_of(batch.start_us), *key)
@@ -103,7 +109,7 @@ def rows_of(batch: Batch, boot: int, ids: Mapping[Dimensions, int]) -> Iterator[
                     *dated,
                     i,
                     row.pool,
-                    ids[row.dims],
+                    ids[id(row.dims)],
                     *_holding(row.holding),
                     row.cached_block_us,
                     row.cached_blocks_end,
@@ -117,13 +123,13 @@ def rows_of(batch: Batch, boot: int, ids: Mapping[Dimensions, int]) -> Iterator[
     if batch.standing:
         yield (
             tables.standing_counts,
-            [(*dated, i, row.pool, ids[row.dims], row.cached_blocks) for i, row in enumerate(batch.standing)],
+            [(*dated, i, row.pool, ids[id(row.dims)], row.cached_blocks) for i, row in enumerate(batch.standing)],
         )
     if batch.admissions:
         yield (
             tables.admissions,
             [
-                (*dated, i, row.request, row.parent, ids[row.dims], row.prompt_tokens, row.arrived_us)
+                (*dated, i, row.request, row.parent, ids[id(row.dims)], row.prompt_tokens, row.arrived_us)
                 for i, row in enumerate(batch.admissions)
             ],
         )
@@ -158,7 +164,7 @@ def _boot_rows(batch: Batch, key: tuple[int, int]) -> Iterator[tuple[Table, list
 
 
 def _request_rows(
-    batch: Batch, dated: tuple[int, int, int], ids: Mapping[Dimensions, int]
+    batch: Batch, dated: tuple[int, int, int], ids: Mapping[int, int]
 ) -> Iterator[tuple[Table, list[Row]]]:
     if not batch.requests:
         return
@@ -170,7 +176,7 @@ def _request_rows(
                 i,
                 row.request,
                 row.parent,
-                ids[row.dims],
+                ids[id(row.dims)],
                 row.pool,
                 row.outcome.value,
                 row.finish_reason,

@@ -10,6 +10,7 @@ Large tables take a bulk path: ``executemany`` of plain tuples on SQLite, ``COPY
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, select, text
@@ -22,6 +23,9 @@ from ledger.store.fact_rows import Row, day_of, dimensions_in, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_COPIED_FROM: Final = 12
+"""Rows from which a COPY of its own (two round trips) is cheaper than an INSERT a row in a shared one."""
 
 _CHUNK: Final = 500
 """Dimension sets in one statement: six values each stay far below SQLite's 32 766 and keep plans short."""
@@ -87,7 +91,7 @@ def insert_batch(
 ) -> None:
     """Write the key and the rows of ``batch``, whose boot has the id ``boot``."""
     source = _source_id(db, connection, batch.source, learned)
-    ids = dimension_ids(db, connection, dimensions_in(batch), learned)
+    ids = _ids_of(db, connection, batch, learned)
     key = (
         boot,
         batch.seq,
@@ -104,30 +108,54 @@ def insert_batch(
         receipt.prev,
         receipt.kept_digest,
     )
-    write_rows(connection, tables.batches, [key])
+    few: list[tuple[Table, list[Row]]] = [(tables.batches, [key])]
+    many: list[tuple[Table, list[Row]]] = []
     for table, rows in rows_of(batch, boot, ids):
+        (few if len(rows) < _COPIED_FROM else many).append((table, rows))
+    write_few(connection, few)
+    for table, rows in many:
         write_rows(connection, table, rows)
 
 
 def write_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Insert tuples in the order of the table's columns, by the fastest way that the database has."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(_insert_statement(table), list(rows))
-        return
+    """Insert tuples in the order of the table's columns, by the fastest way that the database has.
+
+    Goes past SQLAlchemy, which would take as long as the database; :meth:`Database.write` knows the driver's
+    errors as well as SQLAlchemy's.
+    """
     driver: Any = connection.connection.driver_connection
-    columns = ", ".join(f'"{column.name}"' for column in table.columns)
-    statement = f'COPY "{table.name}" ({columns}) FROM STDIN'
-    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+    if connection.dialect.name == "sqlite":
+        driver.executemany(_statements(table)[0], rows)
+        return
+    with driver.cursor() as cursor, cursor.copy(_statements(table)[2]) as copy:
         for row in rows:
             copy.write_row(row)
 
 
-def _insert_statement(table: Table) -> str:
-    known = table.info.get("insert")
-    if known is None:
-        marks = ", ".join("?" * len(table.columns))
-        known = table.info["insert"] = f'INSERT INTO "{table.name}" VALUES ({marks})'  # noqa: S608
-    return str(known)
+def write_few(connection: Connection, parts: Sequence[tuple[Table, Sequence[Row]]]) -> None:
+    """:func:`write_rows` for several tables with a few rows each: on PostgreSQL they share one round trip."""
+    if connection.dialect.name == "sqlite":
+        for table, rows in parts:
+            write_rows(connection, table, rows)
+        return
+    driver: Any = connection.connection.driver_connection
+    with driver.pipeline(), driver.cursor() as cursor:
+        for table, rows in parts:
+            for row in rows:
+                cursor.execute(_statements(table)[1], row)
+
+
+@cache
+def _statements(table: Table) -> tuple[str, str, str]:
+    """INSERT as sqlite3 and as psycopg want it, and COPY."""
+    number = len(table.columns)
+    columns = ", ".join(f'"{column.name}"' for column in table.columns)
+    insert = f'INSERT INTO "{table.name}" ({columns}) VALUES '  # noqa: S608 - names are our own
+    return (
+        f"{insert}({', '.join('?' * number)})",
+        f"{insert}({', '.join(['%s'] * number)})",
+        f'COPY "{table.name}" ({columns}) FROM STDIN',
+    )
 
 
 def ensure_day(db: Database, time_us: int) -> None:
@@ -204,6 +232,23 @@ def dimension_ids(
         ids |= found
         if learned is not None:
             learned.dimensions.update(found)
+    return ids
+
+
+def _ids_of(db: Database, connection: Connection, batch: Batch, learned: Learned) -> dict[int, int]:
+    """The id of each dimension set of a batch, by the identity of its object."""
+    known = db.known.get("dimensions", {})
+    objects = dimensions_in(batch)
+    ids, unknown = {}, []
+    for identity, dims in objects.items():
+        number = known.get(dims)
+        if number is None:
+            unknown.append(identity)
+        else:
+            ids[identity] = number
+    if unknown:
+        found = dimension_ids(db, connection, {objects[identity] for identity in unknown}, learned)
+        ids |= {identity: found[objects[identity]] for identity in unknown}
     return ids
 
 

@@ -7,7 +7,7 @@ that go along with each hour's first batch; an interval that begins later in the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, and_, exists, func, select
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DAY_US = 86_400_000_000
+PROOF_BATCHES = 20
+"""Batches in which a pool that carries money will have had a step: five minutes."""
+
 IDS_PER_QUERY = 500
 """Ids in one IN list: both databases take thousands, and plan this many fast."""
 
@@ -52,6 +55,8 @@ class EngineBoot:
     opens: tuple[PoolOpen, ...]
     closes: tuple[PoolClose, ...]
     last_end_us: int | None
+    proven: str = ""
+    """The paying pool where the batch that opened it is missing: its periods prove that there is one."""
 
     @property
     def heard_us(self) -> int:
@@ -60,7 +65,8 @@ class EngineBoot:
 
     def pools(self) -> dict[str, bool]:
         """The pools that the boot ever had, and whether each carries money."""
-        return {o.pool: o.paying for o in self.opens}
+        known = {o.pool: o.paying for o in self.opens}
+        return known | {self.proven: True} if self.proven else known
 
     def facts(self, pool: str) -> BootFacts:
         """The boot as the settlement of ``pool`` sees it."""
@@ -125,7 +131,7 @@ def load_boots(connection: Connection, start_us: int, end_us: int) -> tuple[Engi
     closes: dict[int, list[PoolClose]] = {}
     for row in connection.execute(select(f.pool_closes).order_by(f.pool_closes.c.at_us)):
         closes.setdefault(row.boot, []).append(PoolClose(pool=row.pool, at_us=row.at_us, reason=row.reason))
-    found = (
+    found = [
         EngineBoot(
             number=row.id,
             engine=row.engine,
@@ -136,13 +142,32 @@ def load_boots(connection: Connection, start_us: int, end_us: int) -> tuple[Engi
             last_end_us=row.last_end_us,
         )
         for row in rows
+    ]
+    touching = (
+        boot if any(o.paying for o in boot.opens) else replace(boot, proven=_proven_pool(connection, boot))
+        for boot in found
+        if boot.heard_us > start_us - SILENCE_US
     )
-    return tuple(
-        sorted(
-            (boot for boot in found if boot.heard_us > start_us - SILENCE_US),
-            key=lambda boot: (boot.engine, boot.boot.started_us, boot.number),
-        )
+    return tuple(sorted(touching, key=lambda boot: (boot.engine, boot.boot.started_us, boot.number)))
+
+
+def _proven_pool(connection: Connection, boot: EngineBoot) -> str:
+    """The pool of the boot's first periods that has steps, which only a paying one counts; else the first by name."""
+    p, h = f.pool_periods.c, f.batches.c
+    first = connection.execute(
+        select(func.min(h.seq), func.min(h.day)).where(h.boot == boot.number, h.end_us > h.start_us)
+    ).one()
+    if first[0] is None:
+        return ""
+    query = (
+        select(p.pool, func.sum(p.steps).label("steps"))
+        .where(p.day.between(first[1], first[1] + 1), p.boot == boot.number)
+        .where(p.seq.between(first[0], first[0] + PROOF_BATCHES))
+        .group_by(p.pool)
     )
+    others = {o.pool for o in boot.opens if not o.paying}
+    pools = [(-int(row.steps), row.pool) for row in connection.execute(query) if row.pool not in others]
+    return min(pools)[1] if pools else ""
 
 
 def _opens(connection: Connection) -> dict[int, list[PoolOpen]]:
@@ -243,7 +268,7 @@ def count_facts(connection: Connection, start_us: int, end_us: int, length_us: i
     engines = {row.id: row.engine for row in connection.execute(select(b.c.id, b.c.engine))}
     counts: dict[tuple[str, int], int] = {}
     for row in connection.execute(query):
-        key = (engines[row.boot], row.bucket)
+        key = (engines.get(row.boot, ""), row.bucket)  # a batch without a boot is for the audit to name
         counts[key] = counts.get(key, 0) + row.facts
     return counts
 

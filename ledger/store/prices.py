@@ -114,7 +114,9 @@ def add_price(
     check_currency(connection, currency)
     counting = list_prices(connection)
     _check_superseded(supersedes, {p.price_id for p in counting})
-    if supersedes is None and any(_same_price(p, price) for p in counting):
+    # Of rows that speak of the same thing from the same instant on the last one counts, so only it can be the same.
+    rivals = [p for p in counting if _subject(p) == _subject(price)]
+    if supersedes is None and rivals and _said(rivals[-1]) == _said(price):
         return False
     append(
         connection,
@@ -294,11 +296,12 @@ def _check_superseded(number: int | None, counting: set[int]) -> None:
         raise UsageError(f"no row {number} counts that could be superseded; list them to see the ids that do")
 
 
-def _same_price(a: Price, b: Price) -> bool:
-    def said(p: Price) -> tuple[Value, ...]:
-        return (p.asset_id, p.model, p.cluster, p.capacity_type, p.nanos_per_hour, p.valid_from_us, p.valid_to_us)
+def _subject(price: Price) -> tuple[str, str, str, str, int]:
+    return price.asset_id, price.model, price.cluster, price.capacity_type, price.valid_from_us
 
-    return said(a) == said(b)
+
+def _said(price: Price) -> tuple[int, int | None]:
+    return price.nanos_per_hour, price.valid_to_us
 
 
 def _overlap(a: Asset, b: Asset) -> bool:

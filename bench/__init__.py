@@ -1,0 +1,1 @@
+"""Speed, measured: each bench states its figures as ratios against limits of the same run."""

