@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 OK, FOUND, USAGE, WORLD, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
-INSTALLS = {"sqlalchemy": "service", "alembic": "service", "rich": "service", "psycopg": "postgres"}
+INSTALLS = {
+    **dict.fromkeys(
+        ("alembic", "apscheduler", "fastapi", "prometheus_client", "rich", "sqlalchemy", "uvicorn"), "service"
+    ),
+    "psycopg": "postgres",
+}
 """Which extra brings a package that the bare install does without."""
 
 

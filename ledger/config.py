@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 ENV_PREFIX = "KVLEDGER_"
 
-ENV_OF_OTHERS = re.compile(r"KVLEDGER_(CONFIG|TRACES|URL|TOKEN|PORT(_.*)?|SERVICE_(HOST|PORT(_.*)?))")
+ENV_OF_OTHERS = re.compile(
+    r"KVLEDGER_(CONFIG|TRACES|PORT(_.*)?|SERVICE_(HOST|PORT(_.*)?)|ENABLED|URL|TOKEN(_FILE)?|CA_FILE|TIMEOUT"
+    r"|SPOOL(_BYTES|_AGE|_FSYNC)?|ENGINE|CLUSTER|NAMESPACE|POD|HOST|TRUSTED_PEERS|KEYS|PSEUDONYMS|PSEUDONYM_KEY"
+    r"|HANDOVER_KEY)"
+)
 """Names with our prefix that are no settings: where the file and the traces lie, what an engine beside us sends by,
 and what Kubernetes puts into every pod beside a Service that is called ``kvledger``."""
 
@@ -295,10 +299,7 @@ def load(
     The file is ``file``, else ``KVLEDGER_CONFIG``, else :data:`DEFAULT_FILE` in the current directory if there is
     one. Raises :class:`UsageError` for the first thing that cannot be used.
     """
-    given: dict[str, Given] = {}
-    given.update(_from_file(_find(file, environ)))
-    given.update(_from_environ(environ))
-    given.update(arguments or {})
+    given = {**texts(environ=environ, file=file), **(arguments or {})}
     state_dir = _read(given, STATE_DIR)
     active, cached = _read(given, ACTIVE_WEIGHT), _read(given, CACHED_WEIGHT)
     if active == 0:
@@ -320,6 +321,11 @@ def load(
         metrics_tenants=_read(given, METRICS_TENANTS),
         settle_grace_s=_read(given, SETTLE_GRACE_S),
     )
+
+
+def texts(*, environ: Mapping[str, str], file: Path | None = None) -> dict[str, Given]:
+    """What is set, as text, by name: the environment over the file."""
+    return {**dict(_from_file(_find(file, environ))), **dict(_from_environ(environ))}
 
 
 def masked(url: str) -> str:

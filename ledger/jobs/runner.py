@@ -12,11 +12,12 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING
 
 from ledger import metrics as m
 
@@ -108,16 +109,14 @@ class Runner:
             return
         self._metrics.put(m.LEADER, (), 1)
         for job in self._jobs.values():
-            self._scheduler.add_job(
-                self.run, job.trigger, args=(job.name,), id=job.name, misfire_grace_time=job.late_s
-            )
+            self._scheduler.add_job(self.run, job.trigger, args=(job.name,), id=job.name, misfire_grace_time=job.late_s)
         self._scheduler.start()
         while not self._stopping.wait(LEAD_EVERY_S):
             leads = self._lead()
             self._metrics.put(m.LEADER, (), int(leads))
-            if leads and self._scheduler.state == 2:  # noqa: PLR2004 - APScheduler's word for paused
+            if leads and self._scheduler.state == STATE_PAUSED:
                 self._scheduler.resume()
-            elif not leads and self._scheduler.state == 1:
+            elif not leads and self._scheduler.state == STATE_RUNNING:
                 self._scheduler.pause()
         self._scheduler.shutdown(wait=True)
 
@@ -130,7 +129,9 @@ class Runner:
 
     def _skipped(self, event: JobEvent) -> None:
         self._ended(event.job_id, "late" if event.code == EVENT_JOB_MISSED else "overlapped")
-        log.warning("job %s was skipped: %s", event.job_id, "late" if event.code == EVENT_JOB_MISSED else "still running")
+        log.warning(
+            "job %s was skipped: %s", event.job_id, "late" if event.code == EVENT_JOB_MISSED else "still running"
+        )
 
     def _ended(self, name: str, outcome: str) -> None:
         self._metrics.add(m.JOB_RUNS, (name, outcome))

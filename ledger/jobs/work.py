@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DAY_US = 86_400_000_000
 
+
 def jobs_of(service: Service, rules: Sequence[Callable[[Sequence[LiveSession], int], None]] = ()) -> list[Job]:
     """The jobs of a service; ``rules`` are given every live session every 15 seconds."""
     grace_s = service.settings.settle_grace_s
@@ -111,8 +112,7 @@ def forget(service: Service) -> None:
 
 def check(service: Service) -> None:
     """Every law on what is stored, and roll-ups against what they are made of."""
-    breaches = sum(1 for _ in audit.audit(service.database, now_us=service.clock_us()))
-    service.metrics.put(m.LAWS_BROKEN, (), breaches)
+    service.metrics.put(m.LAWS_BROKEN, (), len(audit.audit(service.database)))
     service.metrics.put(m.AUDITED, (), service.clock_us() / 1e6)
 
 

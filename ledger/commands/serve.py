@@ -1,0 +1,268 @@
+"""`kvledger serve`: everything of the service in one process.
+
+Invariants: what it needs is made before it listens (tables, terms, a token); a stop answers what was asked, lets
+running jobs end, and loses nothing, since whatever was acknowledged is in the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from ledger import config, ingest, limits
+from ledger.cli import settings_of
+from ledger.commands.opening import Ledger, now_us, opened_or_made
+from ledger.core.periods import HOUR_US, period_start
+from ledger.errors import LedgerError, UsageError
+from ledger.ingest import Status
+from ledger.jobs.runner import Runner
+from ledger.jobs.work import jobs_of
+from ledger.pricebook import Price
+from ledger.producer import Plan, Sent, Told, prepare, producing
+from ledger.settle import settle
+from ledger.store import fleet, prices, terms
+from ledger.store.leader import Leadership
+from ledger.store.tokens import SECRET_BYTES, Scope, add_token, end_token, list_tokens
+from ledger.web.access import session_key
+from ledger.web.app import make_app
+from ledger.web.service import Service, make_service
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    from ledger.config import Settings
+
+GRACE_S = 10
+"""For answers that are under way when the service is stopped."""
+
+KEEP_ALIVE_S = 75
+"""Longer than a period, so that an engine delivers on one connection."""
+
+DEMO_PRICE_NANOS = 2_950_000_000
+"""Per GPU-hour, as in the replays."""
+
+
+def serve(args: Namespace) -> int:
+    """Run until it is stopped."""
+    settings = _settings(args)
+    # A service manager's stop is a Ctrl-C: uvicorn ends in order, and raises the signal again for us.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with opened_or_made(settings) as ledger, _listening(settings.listen) as listener:
+        _ready(ledger)
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if args.demo:
+            # Simulated facts can be simulated again, so their commits need not wait for the disk.
+            with opened_or_made(settings, durable=False) as fast:
+                _demo_books(fast, hours=args.hours)
+        first = _first_token(ledger)
+        service = _service(ledger)
+        runner = Runner(
+            jobs_of(service),
+            metrics=service.metrics,
+            outcomes=service.job_outcomes,
+            leads=Leadership(ledger.database).held,
+            clock_us=now_us,
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(service),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=limits.CONNECTIONS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        _tell(url, first, ledger, demo=args.demo)
+        runner.start()
+        try:
+            with _engines(ledger, url) if args.demo else _nothing():
+                server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            pass  # uvicorn has ended in order, and raises the signal again for its caller
+        finally:
+            runner.stop()
+            service.gate.write_uses()
+        print("stopped; the books are whole, start it again to go on with them")
+    return 0
+
+
+def _settings(args: Namespace) -> Settings:
+    settings = settings_of(args)
+    if args.listen is not None:
+        try:
+            settings = replace(settings, listen=config.LISTEN.parse(args.listen))
+        except ValueError as problem:
+            raise UsageError(f"--listen {args.listen!r}: {problem}. Allowed: {config.LISTEN.limit}") from None
+    if args.demo:
+        if args.database is not None:
+            raise UsageError("the demo has a ledger of its own, service.db in --state-dir; leave out --database")
+        settings = replace(settings, database=f"sqlite:///{settings.state_dir / 'service.db'}")
+    return settings
+
+
+@contextmanager
+def _listening(address: tuple[str, int]) -> Iterator[socket.socket]:
+    """A socket that listens; bound before anything else is done, so that a port in use costs nobody a minute."""
+    host, port = address
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=limits.CONNECTIONS_MAX)
+    except OSError as error:
+        raise LedgerError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; see what else does, or choose with --listen"
+        ) from error
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def _ready(ledger: Ledger) -> None:
+    """Terms in the ledger, which everything else asks for."""
+    settings = ledger.settings
+    ledger.database.write(
+        lambda c: terms.ensure_terms(
+            c,
+            currency=settings.currency,
+            zone_name=settings.billing_timezone,
+            terms=settings.terms(),
+            now_us=now_us(),
+        )
+    )
+
+
+def _first_token(ledger: Ledger) -> str | None:
+    """An admin token, where nobody could log in without; None where somebody can."""
+    at_us = now_us()
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with ledger.database.read() as connection:
+        if any(token.may(Scope.READ) and token.holds(at_us) for token in list_tokens(connection)):
+            return None
+    return ledger.database.write(
+        lambda c: add_token(c, name="first start", scope=Scope.ADMIN, secret=secret, now_us=at_us)
+    )
+
+
+def _service(ledger: Ledger) -> Service:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return make_service(
+        ledger.settings,
+        ledger.database,
+        key=session_key(ledger.settings.state_dir),
+        clock_us=now_us,
+        clock_s=time.monotonic,
+        registry=registry,
+    )
+
+
+def _tell(url: str, token: str | None, ledger: Ledger, *, demo: bool) -> None:
+    print(f"kvledger serves {ledger.name}")
+    if token is not None:
+        print(f"  log in       {url}/login#{token}")
+        print("               (this link holds an admin token; it is printed this once)")
+    else:
+        print(f"  page         {url}/   (log in with your token; `kvledger tokens add` makes another)")
+    print(f"  API          {url}/docs")
+    print(f"  metrics      {url}/metrics")
+    if demo:
+        print("  two simulated engines report every 15 seconds; Ctrl-C ends everything, a second start goes on")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+# --- the demonstration ------------------------------------------------------------------------------------
+
+
+def _demo_books(ledger: Ledger, *, hours: int) -> None:
+    """A price for simulated GPUs, and a day that is over; nothing where the ledger has facts already."""
+    at_us = now_us()
+    start_us = period_start(at_us - (hours + 1) * HOUR_US)
+    with ledger.database.read() as connection:
+        if fleet.engine_states(connection, at_us, all_of_them=True):
+            return
+    price = Price(model="simulated", nanos_per_hour=DEMO_PRICE_NANOS, valid_from_us=start_us)
+    currency = ledger.settings.currency
+    ledger.database.write(lambda c: prices.add_price(c, price, currency=currency, now_us=at_us))
+    if not hours:
+        return
+    print(f"back-filling {hours} simulated hours of two engines (once; about {2 * hours} s) …", flush=True)
+    prepared = replace(prepare(Plan(seed=1, hours=hours, engines=2, start_us=start_us)), name="engine")
+    shown = time.monotonic()
+    with producing(prepared, None) as messages:
+        for message in messages:
+            if isinstance(message, Sent):
+                if message.received_us > at_us:
+                    break  # the last sessions run on into what is now; the real-time engines take over
+                outcome = ingest.accept(ledger.database, message.raw, message.received_us)
+                if outcome.status not in (Status.ACCEPTED, Status.DUPLICATE):
+                    raise LedgerError(
+                        f"a simulated batch was refused: {outcome.refusal}; start with a fresh --state-dir"
+                    )
+            elif isinstance(message, Told) and time.monotonic() - shown > 5:
+                shown = time.monotonic()
+                print(f"  {max(0, message.at_us - start_us) / HOUR_US:.1f} of {hours} h", flush=True)
+    settle(ledger.database, until_us=at_us, now_us=at_us)
+
+
+@contextmanager
+def _engines(ledger: Ledger, url: str) -> Iterator[None]:
+    """Two reference engines in a process of their own, with a token that ends with them."""
+    at_us = now_us()
+    secret = secrets.token_bytes(SECRET_BYTES)
+    token = ledger.database.write(
+        lambda c: add_token(
+            c,
+            name="engines of the demo",
+            scope=Scope.INGEST,
+            secret=secret,
+            now_us=at_us,
+            ends_us=at_us + 7 * 24 * HOUR_US,
+        )
+    )
+    spool = ledger.settings.state_dir / "spool"
+    command = [sys.executable, "-m", "ledger", "engines", "--spool", str(spool), "--parent", str(os.getpid())]
+    engines = subprocess.Popen(  # noqa: S603 - our own command
+        command,
+        env={**os.environ, "KVLEDGER_URL": url, "KVLEDGER_TOKEN": token, "PYTHONPATH": _path()},
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        engines.terminate()
+        try:
+            engines.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            engines.kill()
+        ledger.database.write(lambda c: end_token(c, int(token.split("_")[1]), at_us=now_us()))
+
+
+def _path() -> str:
+    """Where this package lies, so that the child finds it however it was started."""
+    return os.pathsep.join(filter(None, (str(Path(ingest.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))))

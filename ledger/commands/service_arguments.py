@@ -1,0 +1,109 @@
+"""What the commands of the service take. Standard library only, as :mod:`ledger.commands.arguments`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ledger.core.periods import HOUR_US, MINUTE_US, SECOND_US
+from ledger.limits import DAY_US, TEXT_CHARS_MAX
+
+if TYPE_CHECKING:
+    from ledger.commands.arguments import Commands
+
+_UNITS = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US}
+
+
+def span(text: str) -> int:
+    """A length of time (``90s``, ``30m``, ``12h``, ``7d``), in microseconds; 0 is allowed."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS or not number.isdecimal() or len(number) > 6:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no length of time; write 90s, 30m, 12h or 7d")
+    return int(number) * _UNITS[unit]
+
+
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable() or len(text) > TEXT_CHARS_MAX:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no name; write 1 to {TEXT_CHARS_MAX} printable characters")
+    return text
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of the service."""
+    made = commands.add(
+        "serve",
+        "serve:serve",
+        "Run the service: ingest, the JSON interface, the page, metrics and the jobs.",
+        "kvledger serve --listen 127.0.0.1:8790\nkvledger serve --demo",
+        more=(
+            "The first start makes the ledger and an admin token, and prints a login link once. A replica more on\n"
+            "PostgreSQL is the same command again; one of them runs the jobs. Ctrl-C ends it cleanly."
+        ),
+    )
+    made.add_argument("--listen", metavar="ADDRESS:PORT", help="default: 127.0.0.1:8790 (port 0: any that is free)")
+    made.add_argument(
+        "--demo", action="store_true",
+        help="in a ledger of its own (service.db of --state-dir): back-fill a simulated day, then run two engines",
+    )  # fmt: skip
+    made.add_argument(
+        "--hours", metavar="N", type=int, default=24, choices=range(25), help="of the back-filled day; default: 24"
+    )
+
+    made = commands.add(
+        "engines",
+        "engines:run",
+        "Run reference engines in real time under the mixed workload, reporting to a service.",
+        "KVLEDGER_URL=http://127.0.0.1:8790 KVLEDGER_TOKEN=kvl_… kvledger engines --engines 2",
+        more="Simulated engines for a simulated ledger; the token must be one for ingest.",
+        ledger=False,
+    )
+    made.add_argument("--engines", metavar="N", type=int, default=2, choices=range(1, 17), help="default: 2")
+    made.add_argument("--name", metavar="NAME", type=_name, default="engine", help="goes before their numbers")
+    made.add_argument("--seed", metavar="N", type=int, default=1, help="of the workload; default: 1")
+    made.add_argument("--spool", metavar="DIR", help="where batches wait that cannot be sent; default: in memory")
+
+    made.add_argument("--parent", metavar="PID", type=int, help="stop when this process, our parent, is gone")
+
+    tokens = commands.group("tokens", "Who may talk to the service.")
+    made = tokens.add(
+        "add",
+        "access:token_add",
+        "Make a token; it is printed once, and kept as a digest only.",
+        "kvledger tokens add --scope ingest --name 'engines of rack 7'\n"
+        "kvledger tokens add --scope read --tenant acme --for 90d",
+        more="To rotate one: add a new token, move clients to it, let the old one end (`tokens revoke ID --in 1h`).",
+    )
+    made.add_argument("--scope", choices=("ingest", "read", "admin"), default="read", help="default: read")
+    made.add_argument("--tenant", metavar="T", type=_name, help="with read: this tenant's figures alone")
+    made.add_argument("--name", metavar="TEXT", type=_name, default="", help="for people")
+    made.add_argument("--for", dest="lasts", metavar="TIME", type=span, help="as 90d; default: without an end")
+    made = tokens.add("list", "access:token_list", "Every token, without its secret.", "kvledger tokens list")
+    made.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")
+    made = tokens.add(
+        "revoke", "access:token_revoke", "End a token, at once or in a while.", "kvledger tokens revoke 3 --in 1h"
+    )
+    made.add_argument("id", metavar="ID", type=int)
+    made.add_argument("--in", dest="delay", metavar="TIME", type=span, default=0, help="as 1h; default: now")
+
+    sources = commands.group("sources", "Who reports to the ledger.")
+    made = sources.add(
+        "list", "fleet:source_list", "Every engine that reported, how far it has come, what is missing.",
+        "kvledger sources list",
+    )  # fmt: skip
+    made.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")
+
+    config = commands.group("config", "Settings (docs/settings.md).")
+    config.add(
+        "show", "fleet:config_show", "Every setting, its value, and where it comes from.", "kvledger config show"
+    )
+    config.add(
+        "check", "fleet:config_check", "Whether the settings can be used; exit 2 if not.", "kvledger config check"
+    )
+
+    commands.add(
+        "doctor",
+        "doctor:run",
+        "Check this installation and its deployment, and say what to do; exit 1 if anything is wrong.",
+        "kvledger doctor",
+        more="Settings, database, migrations, disk, tokens, the clock, engines heard of, gaps, refused batches, laws.",
+    )
