@@ -20,7 +20,17 @@ def tracked() -> list[str]:
     return subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
 
 
-@pytest.mark.parametrize("module", ["ledger.hook.meter", "ledger.wire", "ledger.core.allocation", "ledger"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ledger.hook.meter",
+        "ledger.hook.settings",
+        "ledger.outbox.drain",
+        "ledger.wire",
+        "ledger.core.allocation",
+        "ledger",
+    ],
+)
 def test_the_guest_side_loads_the_standard_library_only(module: str) -> None:
     probe = (
         f"import sys, {module}; "
