@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from ledger.hook.meter import Meter
 from ledger.outbox import spool as spools
 from ledger.outbox.drain import Outbox
 from ledger.outbox.post import HttpPost
+from ledger.outbox.segment import Segment
 from ledger.outbox.spool import Spool
 from ledger.outbox.tally import Loss, Tally
 
@@ -31,9 +33,9 @@ T0 = 1_793_664_000_000_000
 PERIOD_US = 15_000_000
 
 
-def batch(seq: int, rows: int = 3, boot: str = "boot-1") -> Batch:
+def batch(seq: int, rows: int = 3, boot: str = "boot-1", name: str = "engine-a") -> Batch:
     return Batch(
-        source=Source(engine="engine-a", origin=Origin.SIMULATED),
+        source=Source(engine=name, origin=Origin.SIMULATED),
         boot=Boot(boot_id=boot, anchor_us=T0, started_us=T0),
         seq=seq,
         start_us=T0 + seq * PERIOD_US,
@@ -104,6 +106,42 @@ def test_through_every_fault_of_a_network_all_arrive_and_each_is_booked_once(
         assert list(dict.fromkeys(service.order)) == [1, 2, 3, 4, 5]
         assert chain_holds(service)
         assert lost(outbox) == {}
+
+
+def prevs(service: FakeService) -> dict[tuple[str, int], tuple[bytes, bytes]]:
+    found = [wire.decode(raw) for _, raw in service.requests]
+    assert all(isinstance(one, wire.Decoded) for one in found)
+    return {(d.batch.source.engine, d.batch.seq): (d.prev, d.digest) for d in found if isinstance(d, wire.Decoded)}
+
+
+def test_a_batch_behind_one_that_never_had_a_digest_still_names_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BATCH_BYTES_MAX", 5_000)
+    with FakeService() as service:
+        outbox = opened(tmp_path, service.url)
+        outbox.start()
+        for seq, rows in ((1, 500), (2, 1), (3, 500), (4, 1)):
+            outbox.emit(batch(seq, rows))
+        service.wait(lambda: service.order == [2, 4])
+        outbox.close()
+        found = prevs(service)
+        assert found["engine-a", 2][0] == bytes(32)
+        assert found["engine-a", 4][0] == found["engine-a", 2][1]
+
+
+def test_engines_that_share_an_outbox_have_a_chain_each(tmp_path: Path) -> None:
+    with FakeService() as service:
+        outbox = opened(tmp_path, service.url)
+        outbox.start()
+        for seq in (1, 2, 3):
+            for name in ("a", "b"):
+                outbox.emit(batch(seq, name=name))
+        service.wait(lambda: len(service.batches) == 6)
+        outbox.close()
+        found = prevs(service)
+        for name in ("a", "b"):
+            assert [found[name, seq][0] for seq in (1, 2, 3)] == [b"", found[name, 1][1], found[name, 2][1]]
 
 
 def test_what_a_service_that_is_down_did_not_get_the_next_process_sends_on_the_same_chain(tmp_path: Path) -> None:
@@ -270,6 +308,32 @@ def test_without_a_disk_batches_are_kept_in_memory_and_sent(tmp_path: Path, capl
         outbox.close()
         assert service.order == [1, 2, 3]
     assert "the spool cannot be used" in caplog.text
+    assert lost(outbox) == {}
+
+
+def test_a_disk_that_fills_up_and_is_freed_again_costs_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = threading.Event()
+    write = Segment.append
+
+    def append(self: Segment, payload: bytes, *, stamp_us: int) -> int:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, payload, stamp_us=stamp_us)
+
+    monkeypatch.setattr(Segment, "append", append)
+    with FakeService() as service:
+        outbox = opened(tmp_path, service.url)
+        outbox.start()
+        for seq in range(1, 10):
+            (full.set if 4 <= seq <= 6 else full.clear)()
+            outbox.emit(batch(seq))
+            service.wait(lambda count=seq: len(service.batches) == count)  # type: ignore[misc]
+        outbox.close()
+        assert service.order == list(range(1, 10))
+        assert chain_holds(service)
+    assert caplog.text.count("takes no batch: No space left on device") == 1
     assert lost(outbox) == {}
 
 

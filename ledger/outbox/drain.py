@@ -44,6 +44,12 @@ ADOPT_EVERY_S: Final = 60.0
 CLOSE_S: Final = 5.0
 """How long closing may take by default: enough for a batch or two; the rest waits on the disk."""
 
+CHAINS_MAX: Final = 64
+"""Boots whose last digest is remembered; an outbox serves one engine, or a few."""
+
+_LOST: Final = bytes(32)
+"""The digest before, where that batch was dropped before it had one: only the first of a boot has none before it."""
+
 _HELD: Final = Path()
 
 
@@ -280,19 +286,21 @@ class Outbox:
 
     def _keep(self, batch: Batch) -> None:
         key = (batch.source.engine, batch.boot.boot_id)
-        prev = b"" if batch.seq == 1 else self._chain.get(key, b"")
+        prev = b"" if batch.seq == 1 else self._chain.pop(key, _LOST)
         pack = zlib.compressobj(wbits=31)
         size, parts, piece = 0, [], b""
         for piece in wire.encode_slices(batch, prev, rows=limits.OUTBOX_SLICE_ROWS):
             size += len(piece)
             if size > limits.BATCH_BYTES_MAX:
                 self.tally.add(Loss.TOO_LARGE)
+                self._chain[key] = prev or _LOST
                 return
             parts.append(pack.compress(piece))
             self._rest()
         parts.append(pack.flush())
-        # One boot at a time; a second is there while a clock gets its new anchor.
-        self._chain = {k: v for k, v in self._chain.items() if k[0] == key[0]} | {key: wire.digest_of(piece)}
+        self._chain[key] = wire.digest_of(piece)
+        if len(self._chain) > CHAINS_MAX:
+            del self._chain[next(iter(self._chain))]
         self._backlog.append(b"".join(parts), self._wall_us())
         self._faults_in_a_row = 0
         self._wake_sender.set()
