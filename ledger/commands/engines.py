@@ -94,10 +94,19 @@ def _outbox(url: str, token: str, spool: Path | None) -> Outbox:
     return made
 
 
-def _drive(fleet: list[Engine], requests: Iterator[TraceRequest], began_s: float, stopping: threading.Event) -> None:
+def _drive(
+    fleet: list[Engine],
+    requests: Iterator[TraceRequest],
+    began_s: float,
+    stopping: threading.Event,
+    *,
+    parent: int | None,
+) -> None:
     """Let each engine live through what has passed, again and again."""
     following = next(requests)
     while not stopping.wait(TICK_S):
+        if parent is not None and os.getppid() != parent:
+            return  # whoever started us was killed, and nobody else would stop us
         now_us = int((time.monotonic() - began_s) * 1e6) - BEHIND_US
         while LOAD_US + following.arrival_us <= now_us:
             at_us = LOAD_US + following.arrival_us

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,7 +60,7 @@ DEMO_PRICE_NANOS = 2_950_000_000
 def serve(args: Namespace) -> int:
     """Run until it is stopped."""
     settings = _settings(args)
-    # A service manager's stop is a Ctrl-C: uvicorn ends in order, and raises the signal again for us.
+    # A service manager's stop is a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with opened_or_made(settings) as ledger, _listening(settings.listen) as listener:
         _ready(ledger)
@@ -92,12 +93,16 @@ def serve(args: Namespace) -> int:
         )
         _tell(url, first, ledger, demo=args.demo)
         runner.start()
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
+        serving.start()
         try:
             with _engines(ledger, url) if args.demo else _nothing():
-                server.run(sockets=[listener])
+                serving.join()
         except KeyboardInterrupt:
-            pass  # uvicorn has ended in order, and raises the signal again for its caller
+            pass  # the engines have delivered their last batches by now, and the service may end
         finally:
+            server.should_exit = True
+            serving.join()
             runner.stop()
             service.gate.write_uses()
         print("stopped; the books are whole, start it again to go on with them")

@@ -122,7 +122,13 @@ def engine_states(connection: Connection, now_us: int, *, all_of_them: bool = Fa
     o, b, s = f.boots, f.batches, f.sources
     newest = select(func.max(b.c.seq)).where(b.c.boot == o.c.id).correlate(o).scalar_subquery()
     query = (
-        select(o, b, s.c.origin, s.c.cluster, s.c.namespace, s.c.pod, s.c.host, s.c.software, o.c.id.label("number"))
+        select(
+            *(o.c[name] for name in ("engine", "boot_id", "started_us")),
+            o.c.id.label("number"),
+            # Boots have a receipt time as well: their first.
+            *(b.c[name] for name in ("day", "seq", "start_us", "end_us", "skew_us", "received_us")),
+            *(s.c[name] for name in ("origin", "cluster", "namespace", "pod", "host", "software")),
+        )
         .join(b, and_(b.c.boot == o.c.id, b.c.seq == newest))
         .join(s, s.c.id == b.c.source)
         .order_by(o.c.engine, o.c.started_us, o.c.id)

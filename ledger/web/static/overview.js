@@ -92,8 +92,8 @@ function drawEngines(engines, now) {
         el("span", { class: "dim" }, engine.origin === "simulated" ? "simulated" : engine.cluster)),
       ...engine.pools.map((pool) => drawPool(pool)),
       el("footer", { class: "dim" }, `heard ${ago(engine.received_us, now)}`,
-        engine.missing ? el("span", { class: "bad" }, ` · ${engine.missing} batches missing`) : "",
-        el("span", { class: "id", title: engine.software }, ` · ${engine.software || engine.host || engine.boot_id}`)))));
+        engine.missing ? el("span", { class: "bad" }, `\u00a0· ${engine.missing} batches missing`) : "",
+        el("span", { class: "id", title: engine.software }, `\u00a0· ${engine.software || engine.host || engine.boot_id}`)))));
   if (!engines.length) $("engines").replaceChildren(el("p", { class: "empty" }, "no engine has reported yet: set KVLEDGER_URL and KVLEDGER_TOKEN at one"));
 }
 
@@ -130,12 +130,14 @@ function drawTroubles(rows) {
 function drawHours(rows) {
   const hours = new Map();
   for (const row of rows) hours.set(row.start_us, [...(hours.get(row.start_us) ?? []), row]);
-  const columns = [...hours].sort(([a], [b]) => a - b).slice(-24);
+  const room = innerWidth < 760 ? 12 : 24;
+  const columns = [...hours].sort(([a], [b]) => a - b).slice(-room);
   if (!columns.length) { $("hours").replaceChildren(el("p", { class: "empty" }, "no hour has a bill yet")); return; }
   const totals = columns.map(([, lines]) => lines.reduce((all, line) => all + line.amount_nanos, 0));
-  const most = Math.max(...totals, 1), height = 120, step = 30, width = step * Math.max(columns.length, 12);
+  const most = Math.max(...totals, 1), height = 120, step = 30, width = step * room, first = room - columns.length;
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height + 18}`, preserveAspectRatio: "xMinYMax meet", role: "img", "aria-label": "the bill of each hour by account" });
-  columns.forEach(([start, lines], index) => {
+  columns.forEach(([start, lines], place) => {
+    const index = first + place; // the newest at the right edge
     let top = height;
     for (const [name, nanos] of sums(lines).filter(([, nanos]) => nanos > 0)) {
       const size = (nanos / most) * height;
