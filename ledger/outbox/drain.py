@@ -142,12 +142,20 @@ class Outbox:
         *,
         pause: Callable[[], None] = lambda: time.sleep(limits.OUTBOX_PAUSE_S),
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        mono_s: Callable[[], float] = time.monotonic,
+        uniform: Callable[[], float] = random.random,
     ) -> None:
         self.tally = Tally()
         self._spool_of = spool_of
         self._backlog = _Backlog(self.tally, None)
         self._sender = Sender(
-            self._backlog, posts, tally=self.tally, uniform=random.random, note=self._note, wall_us=wall_us
+            self._backlog,
+            posts,
+            tally=self.tally,
+            uniform=uniform,
+            note=self._note,
+            mono_s=mono_s,
+            wall_us=wall_us,
         )
         self._pause = pause
         self._wall_us = wall_us

@@ -1,0 +1,24 @@
+"""Through every fault between an engine and its books: nothing acknowledged is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import delivery
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_on_the_way_the_books_are_whole(seed: int, sqlite_template: Path) -> None:
+    kept, delivered = delivery.run(seed, sqlite_template)
+    assert kept > 10
+    assert delivered >= kept
+
+
+@pytest.mark.slow
+def test_the_same_in_300_worlds(sqlite_template: Path) -> None:
+    for seed in range(100, 400):
+        delivery.run(seed, sqlite_template)
