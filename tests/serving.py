@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ class Served:
     def headers(self, kind: str = "read") -> dict[str, str]:
         return {"Authorization": f"Bearer {self.tokens[kind]}"}
 
-    def get(self, path: str, kind: str = "read", **more: object):  # noqa: ANN201
+    def get(self, path: str, kind: str = "read", **more: object):
         return self.client.get(path, headers=self.headers(kind), **more)
 
 
@@ -124,3 +125,22 @@ def serve(path: Path, state: Path, clock: Clock, **settings: str) -> Iterator[Se
     with TestClient(make_app(service), raise_server_exceptions=False) as client:
         yield Served(service=service, client=client, clock=clock, tokens=tokens)
     database.close()
+
+
+@pytest.fixture
+def served(filled_books: tuple[Path, int], tmp_path: Path) -> Iterator[Served]:
+    """A service on a copy of the filled books, two seconds after their end."""
+    path = tmp_path / "books.db"
+    shutil.copyfile(filled_books[0], path)
+    yield from serve(path, tmp_path, Clock(filled_books[1] + 2_000_000))
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Served]:
+    """A service on a ledger that has its terms and nothing else."""
+    path = tmp_path / "books.db"
+    database = connect(f"sqlite:///{path}", durable=False)
+    migrate.upgrade(database)
+    open_books(database)
+    database.close()
+    yield from serve(path, tmp_path, Clock(START + 60_000_000))
