@@ -200,8 +200,8 @@ class BlockAccounts:
         self.fault = fault
         self.unsteady = unsteady
         # Ids run from 0 or from 1: engines that keep block 0 for themselves use 1..N.
-        # Negative ids end on the guard, which is nobody's table.
-        guard = Table(self, Holder(), 0, 0, Account(NOBODY))
+        # Negative ids end on the guard, which is nobody's table in no group.
+        guard = Table(self, Holder(), -1, 0, Account(NOBODY))
         self.owner: list[Owner] = [None] * (blocks + 1)
         self.owner.extend([guard] * GUARDS)
         self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARDS)

@@ -162,7 +162,7 @@ class Steps:
             rest = total
             for name, request in self.partial.items():
                 count = tokens.get(name)
-                if count:
+                if count and count > 0:
                     apart.append((request, count))
                     rest -= count
             if not (len(tokens) - len(apart) == rest == len(steady) and self._all_steady(tokens, len(apart))):
