@@ -280,3 +280,19 @@ def test_a_closed_pipe_is_quiet(replayed: CommandLine) -> None:
     done = replayed.child("", "usage", "--by", "request", "--format", "csv", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
+
+
+# --- the production store -------------------------------------------------------------------------------
+
+
+def test_postgresql_and_sqlite_give_the_same_answers(replayed: CommandLine, postgres_url: str) -> None:
+    there = ("--database", postgres_url)
+    answer = replay(replayed, *there)
+    assert postgres_url in answer.out
+    assert report(replayed, *there) == report(replayed)
+    for by in ("request", "pool"):
+        command = ("usage", "--by", by, "--format", "json")
+        assert replayed(*command, *there).json == replayed(*command).json
+    assert "nothing was written twice" in replay(replayed, *there).out
+    assert replayed("audit", *there).code == 0
+    assert replayed("db", "check", *there).code == 0
