@@ -251,7 +251,13 @@ def measure(quick: bool) -> list[dict[str, object]]:
     for _ in range(30 * scale):
         steps.append(load.step(2))
         scans.append(scan(load))
-    line("full scan of held blocks, 512 running", statistics.median(scans) / statistics.median(steps), "x meter", 10.0, least=True)
+    line(
+        "full scan of held blocks, 512 running",
+        statistics.median(scans) / statistics.median(steps),
+        "x meter",
+        10.0,
+        least=True,
+    )
     sizes = pool_sizes(300 * scale)
     for size, figure in sizes.items():
         line(f"small requests, pool of {size:,}", figure, "µs", None)
@@ -277,7 +283,9 @@ def main() -> int:
         verdict = "" if one["limit"] is None else ("ok" if one["ok"] else "OVER")
         print(f"{one['name']:<66}{one['figure']:>12.2f} {one['unit']:<8}{limit:>8} {verdict}")
     if options.json:
-        options.json.write_text(json.dumps({"bench": "meter", "python": sys.version.split()[0], "lines": lines}, indent=1))
+        options.json.write_text(
+            json.dumps({"bench": "meter", "python": sys.version.split()[0], "lines": lines}, indent=1)
+        )
     return 0 if all(one["ok"] for one in lines) else 1
 
 

@@ -431,9 +431,7 @@ def check(oracle: Oracle, batches: list) -> None:
         assert {record.request for record in batch.requests} == set(finished)
         assert [admission.request for admission in batch.admissions] == period.admitted
         for record in batch.requests:
-            check_record(
-                record, finished[record.request], totals[record.request], len(oracle.periods), oracle.anchor
-            )
+            check_record(record, finished[record.request], totals[record.request], len(oracle.periods), oracle.anchor)
     answered = [record.request for batch in batches for record in batch.requests]
     assert len(set(answered)) == len(answered)
 

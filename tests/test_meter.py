@@ -432,7 +432,9 @@ def test_a_new_anchor_carries_owners_holders_and_requests_over(engine):
     engine.step(0, SECOND, {"held": 33})
     engine.start("gone", BOB, prompt=16, new=[4], t=SECOND)
     engine.end(SECOND, "gone", blocks=[4], cached=[4])
-    second = engine.meter.successor(20 * SECOND, Boot(boot_id="boot-2", anchor_us=NOON + 7, started_us=NOON + 20_000_007))
+    second = engine.meter.successor(
+        20 * SECOND, Boot(boot_id="boot-2", anchor_us=NOON + 7, started_us=NOON + 20_000_007)
+    )
     closing = engine.batches[-2]
     assert [close.reason for close in closing.closes] == ["clock"]
     assert "held" not in engine.records()
