@@ -7,7 +7,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.core.blocks import BlockAccounts, Holder, Ticks
+from ledger.core.blocks import BlockAccounts
+from ledger.core.holders import Holder, Ticks
 from ledger.core.records import Dimensions, Group
 from ledger.core.sharing import ONE, Cell, Node, divide, split
 from ledger.hook.periods import settled_nodes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import schedules
 from hypothesis import given, settings
@@ -44,7 +46,7 @@ def test_schedules_reach_what_they_are_for():
             tell(what, *args, **more),
         )
         driver.run()
-        equal += sum(a == b for a, b in zip(times, times[1:], strict=False))
+        equal += sum(a == b for a, b in pairwise(times))
         edges += sum((driver.anchor + t) % schedules.PERIOD_US == 0 for t in times)
         for batch in driver.batches:
             periods += bool(batch.pools)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from ledger.core.blocks import BlockAccounts, Key, Table, held_blocks
+from ledger.core.holders import Key, Table, held_blocks
 from ledger.core.records import (
     PERIOD_US,
     UNATTRIBUTED,
@@ -31,6 +31,8 @@ from ledger.hook.steps import LONG_AGO, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+    from ledger.core.blocks import BlockAccounts
 
 HOUR_US = 3_600_000_000
 
@@ -258,16 +260,7 @@ class BootAccount:
                 self.complete(request)
         self.cut(t, {pool.name for pool in pools})
         for request in self.steps.requests.values():
-            request.peak_blocks = max(request.peak_blocks, request.held)
-            request.held = self._held_but(request, gone)
-            request.tables = [table for table in request.tables if table.pool not in gone]
-            if not request.held:
-                self.steps.partial.pop(request.id, None)
-            if lead_goes:
-                for table in request.tables:
-                    table.pool.detach(t, table)
-                request.frontier = request.loose = 0
-                request.generation += 1
+            self._lose(t, request, gone, again=lead_goes)
         self.pools = [pool for pool in self.pools if pool not in pools]
         self.steps.pools = [pool.accounts for pool in self.pools]
         self.choose_lead()
@@ -275,6 +268,19 @@ class BootAccount:
             self.next = NEVER
         elif self.next <= t:
             self.next = self.boundary(t)
+
+    def _lose(self, t: int, request: Request, gone: set[BlockAccounts], *, again: bool) -> None:
+        """The request has lost what it held in some pools; ``again``: it starts from its first position."""
+        request.peak_blocks = max(request.peak_blocks, request.held)
+        request.held = self._held_but(request, gone)
+        request.tables = [table for table in request.tables if table.pool not in gone]
+        if not request.held:
+            self.steps.partial.pop(request.id, None)
+        if again:
+            for table in request.tables:
+                table.pool.detach(t, table)
+            request.frontier = request.loose = 0
+            request.generation += 1
 
     @staticmethod
     def _held_but(request: Request, gone: set[BlockAccounts]) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ledger.core.blocks import BlockAccounts, Table
+from ledger.core.blocks import BlockAccounts
 from ledger.core.records import (
     UNATTRIBUTED,
     Batch,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import threading
     from collections import Counter
     from collections.abc import Callable, Mapping, Sequence
+
+    from ledger.core.holders import Table
 
 NOTHING: Mapping[str, int] = {}
 
@@ -84,7 +86,7 @@ class PoolMeter:
         active = accounts.active
         return active, accounts.cached, accounts.blocks - active - accounts.cached
 
-    def acquire(
+    def acquire(  # noqa: C901  # the frequent case is written out: a call costs as much as its work
         self,
         t_us: int,
         request: str,
@@ -124,7 +126,7 @@ class PoolMeter:
                     return
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
-                self._take_content(t_us, holder, table, hit, loaded, covered_tokens)
+                self._take_content(t_us, holder, table, hit=hit, loaded=loaded, covered_tokens=covered_tokens)
             elif not table.order and table.size:
                 self._align(holder, table, 0)
             if new:
@@ -160,6 +162,7 @@ class PoolMeter:
         t: int,
         holder: Request,
         table: Table,
+        *,
         hit: Sequence[int],
         loaded: Sequence[int],
         covered_tokens: int | None,

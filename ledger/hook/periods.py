@@ -44,7 +44,7 @@ from ledger.hook.requests import COUNTS, DRAFTED, REJECTED, Request
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ledger.core.blocks import Account, Table
+    from ledger.core.holders import Account, Table
     from ledger.core.sharing import Node
 
 SYSTEM_DIMS = Dimensions(tenant=SYSTEM, session=NO_SESSION)
@@ -294,48 +294,8 @@ class Settler:
         self, cut: Cut, pool: PoolCut, rows: dict[tuple[str, Dimensions], Row], uses: dict[Request, list[int]]
     ) -> PoolPeriod:
         t = cut.end_t
-        nodes = settled_nodes(pool.nodes, [table[3] for table in pool.tables])
-        parts: dict[Request, list[int]] = {}
         slots = sum(us * size for us, size in zip(pool.group_us, pool.sizes, strict=True))
-        fallen = pool.ticks[0] * t + pool.ticks[1]
-        for (
-            table,
-            own,
-            acc,
-            leaves,
-            shared,
-            unfilled,
-            u_acc,
-            falls,
-            ahead,
-            a_acc,
-            a_falls,
-            s_unf,
-            s_ahead,
-        ) in pool.tables:
-            held = own * t + acc
-            active = (held << SHIFT) + shared
-            # What is stored is less all own slots.
-            empty = ((held * table.size + unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
-            coming = ((ahead * t + a_acc - a_falls * fallen) << SHIFT) + s_ahead
-            for leaf in leaves:
-                more = nodes[leaf]
-                active += more[0]
-                empty += more[1]
-                coming += more[2]
-            done = table.done
-            table.done = (active, empty, coming)
-            request = table.holder
-            assert isinstance(request, Request)
-            active -= done[0]
-            part = parts.get(request)
-            if part is None:
-                parts[request] = [active, empty - done[1], coming - done[2], active * table.size]
-            else:
-                part[0] += active
-                part[1] += empty - done[1]
-                part[2] += coming - done[2]
-                part[3] += active * table.size
+        parts = _exact_shares(pool, t)
         tree = Tree(parts)
         for measure, total in enumerate((pool.active_us, pool.unfilled_us, pool.ahead_us, slots)):
             if not total and measure:
@@ -386,34 +346,93 @@ class Settler:
         if cut.stray_compute:
             parts[STRAY_DIMS] = cut.stray_compute
         for request, compute, output in cut.steady:
-            parts[request] = compute + cut.weight - request.compute_done
-            request.compute_done = compute + cut.weight
-            output += cut.ended_steps - request.output_done
-            request.output_done += output
-            request.output_sum += output
-            _row(rows, lead, request.dims).output += output
+            parts[request] = _progress(
+                request, _row(rows, lead, request.dims), compute + cut.weight, output + cut.ended_steps
+            )
         for request, compute, output, counts in cut.touched:
-            parts[request] = parts.get(request, 0) + compute - request.compute_done
-            request.compute_done = compute
             row = _row(rows, lead, request.dims)
-            row.output += output - request.output_done
-            request.output_sum += output - request.output_done
-            request.output_done = output
+            parts[request] = parts.get(request, 0) + _progress(request, row, compute, output)
             if counts is not None:
                 row.add_counts(counts)
                 request.counts_sum = [old + more for old, more in zip(request.counts_sum, counts, strict=True)]
         for request in cut.complete:
             _row(rows, lead, request.dims)
-        if not cut.step_us:
-            return
-        tree = Tree(parts)
-        sessions, units = tree.settle(cut.step_us, [parts[member] for member in tree.members])
-        for dims, share in sessions.items():
-            _row(rows, lead, dims).compute = share
-        for member, share in zip(tree.members, units, strict=True):
-            if isinstance(member, Request) and share:
-                member.compute_sum += share
-                uses.setdefault(member, [0, 0])[1] = share
+        _settle_steps(cut, rows, uses, parts)
+
+
+def _settle_steps(
+    cut: Cut,
+    rows: dict[tuple[str, Dimensions], Row],
+    uses: dict[Request, list[int]],
+    parts: dict[Request | Dimensions, int],
+) -> None:
+    """Law 3: the period's step time over those who computed, by largest remainder."""
+    if not cut.step_us:
+        return
+    tree = Tree(parts)
+    sessions, units = tree.settle(cut.step_us, [parts[member] for member in tree.members])
+    for dims, share in sessions.items():
+        _row(rows, cut.lead, dims).compute = share
+    for member, share in zip(tree.members, units, strict=True):
+        if isinstance(member, Request) and share:
+            member.compute_sum += share
+            uses.setdefault(member, [0, 0])[1] = share
+
+
+def _exact_shares(pool: PoolCut, t: int) -> dict[Request, list[int]]:
+    """Fixed-point shares of the period by request: block, unfilled, look-ahead and held slot time."""
+    nodes = settled_nodes(pool.nodes, [table[3] for table in pool.tables])
+    parts: dict[Request, list[int]] = {}
+    fallen = pool.ticks[0] * t + pool.ticks[1]
+    for (
+        table,
+        own,
+        acc,
+        leaves,
+        shared,
+        unfilled,
+        u_acc,
+        falls,
+        ahead,
+        a_acc,
+        a_falls,
+        s_unf,
+        s_ahead,
+    ) in pool.tables:
+        held = own * t + acc
+        active = (held << SHIFT) + shared
+        # What is stored is less all own slots.
+        empty = ((held * table.size + unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
+        coming = ((ahead * t + a_acc - a_falls * fallen) << SHIFT) + s_ahead
+        for leaf in leaves:
+            more = nodes[leaf]
+            active += more[0]
+            empty += more[1]
+            coming += more[2]
+        done = table.done
+        table.done = (active, empty, coming)
+        request = table.holder
+        assert isinstance(request, Request)
+        active -= done[0]
+        part = parts.get(request)
+        if part is None:
+            parts[request] = [active, empty - done[1], coming - done[2], active * table.size]
+        else:
+            part[0] += active
+            part[1] += empty - done[1]
+            part[2] += coming - done[2]
+            part[3] += active * table.size
+    return parts
+
+
+def _progress(request: Request, row: Row, compute: int, output: int) -> int:
+    """Book a request's output since the last boundary in its row; returns its computing time since then."""
+    row.output += output - request.output_done
+    request.output_sum += output - request.output_done
+    request.output_done = output
+    since = compute - request.compute_done
+    request.compute_done = compute
+    return since
 
 
 def _row(rows: dict[tuple[str, Dimensions], Row], pool: str, dims: Dimensions) -> Row:
