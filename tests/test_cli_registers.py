@@ -271,7 +271,8 @@ def test_settings_that_cannot_be_used_are_one_line(kvledger: CommandLine, monkey
 def test_the_demo_shows_a_bill_that_closes_and_replaces_only_its_own_file(kvledger: CommandLine) -> None:
     state = kvledger.folder / "state"
     state.mkdir()
-    for name in ("demo.db", "demo.db-wal", "other.db"):
+    gone = 2**22 + 1  # no process has such a number
+    for name in ("demo.db", "demo.db-wal", "other.db", f"demo.{gone}.new.db", f"demo.{gone}.new.db-wal"):
         (state / name).write_text("from before")
     answer = kvledger("demo", "--hours", "1")
     assert answer.code == 0, answer

@@ -14,7 +14,7 @@ from commandline import MONTH, START, azure, rows
 from ledger.core.money import decimal_text
 from ledger.core.periods import parse_time
 from ledger.reports.bill import LOOKS
-from ledger.reports.render import Column, Shape, Sheet, percent, show
+from ledger.reports.render import Column, Shape, Sheet, money, percent, show
 from ledger.reports.usage import KEYS, By
 
 if TYPE_CHECKING:
@@ -240,6 +240,11 @@ def test_the_rest_of_a_long_table_is_summed_up(replayed: CommandLine) -> None:
 )
 def test_shares_are_rounded_and_never_hide_what_is_there(part: int, whole: int, text: str) -> None:
     assert percent(part, whole) == text
+
+
+def test_what_is_too_small_to_show_is_no_nothing() -> None:
+    shown = [money(nanos) for nanos in (0, 1, -1, 49_999, 50_000, 10**13)]
+    assert shown == ["0.0000", "<0.0001", ">-0.0001", "<0.0001", "0.0001", "10,000.0000"]
 
 
 def test_the_progress_is_no_part_of_the_answer(kvledger: CommandLine) -> None:
