@@ -456,9 +456,13 @@ def test_a_new_anchor_carries_owners_holders_and_requests_over(engine):
 def test_settling_later_gives_the_same_batches():
     def run(later):
         batches = []
+        rests = []
         boot = Boot(boot_id="b", anchor_us=NOON, started_us=NOON)
         meter = Meter(SOURCE, boot, batches.append, settle_later=later)
-        pool = meter.open(0, "gpu", blocks=10, groups=(Group(block_size=4),))
+        pool = meter.open(0, "gpu", blocks=40, groups=(Group(block_size=4),))
+        for i in range(20):
+            meter.request(0, f"c{i}", Dimensions(tenant=f"t{i}"), prompt_tokens=1)
+            pool.acquire(0, f"c{i}", 0, new=[10 + i])
         meter.request(0, "a", ALICE, prompt_tokens=9)
         pool.acquire(0, "a", 0, new=[1, 2, 3])
         meter.request(0, "b", BOB, prompt_tokens=9)
@@ -472,7 +476,8 @@ def test_settling_later_gives_the_same_batches():
         if later:
             assert not batches
             assert meter.settle(1) == 1
-            assert meter.settle() == 4
+            assert meter.settle(rest=lambda: rests.append(1)) == 4
+            assert rests, "some periods have more than a few rows"
         assert not meter.faults
         return batches
 

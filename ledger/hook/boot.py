@@ -25,7 +25,7 @@ from ledger.core.records import (
     Source,
 )
 from ledger.hook.histograms import Log
-from ledger.hook.periods import Cut, PoolCut, Settler
+from ledger.hook.periods import Cut, PoolCut, Settler, no_rest
 from ledger.hook.requests import Request
 from ledger.hook.steps import LONG_AGO, Steps
 
@@ -354,10 +354,11 @@ class BootAccount:
         steps.touched = {}
         return taken
 
-    def settle(self, limit: int | None = None) -> int:
+    def settle(self, limit: int | None = None, rest: Callable[[], None] = no_rest) -> int:
         """Settle and emit waiting periods, oldest first, at most ``limit``; returns how many it were."""
         done = 0
         with self.settling:
+            self.settler.rest = rest
             while self.cuts and (limit is None or done < limit):
                 cut = self.cuts.popleft()
                 try:

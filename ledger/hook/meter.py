@@ -29,6 +29,7 @@ from ledger.core.records import (
     Source,
 )
 from ledger.hook.boot import BootAccount, PoolAccount
+from ledger.hook.periods import no_rest
 from ledger.hook.requests import (
     KV_FULL,
     OTHER,
@@ -459,9 +460,13 @@ class Meter:
         """The receiver has missed something: all standing counts go along with the next batch."""
         self._boot.resend = True
 
-    def settle(self, limit: int | None = None) -> int:
-        """Settle and emit waiting periods, oldest first, at most ``limit``; returns how many it were."""
-        return self._boot.settle(limit)
+    def settle(self, limit: int | None = None, *, rest: Callable[[], None] = no_rest) -> int:
+        """Settle and emit waiting periods, oldest first, at most ``limit``; returns how many it were.
+
+        ``rest`` is called after every few rows; a drain thread sleeps half a millisecond in it, or its work
+        would keep the engine from the interpreter's lock for up to 5 ms at a time.
+        """
+        return self._boot.settle(limit, rest)
 
     def successor(self, t_us: int, boot: Boot) -> Meter:
         """The clock gets a new anchor: closes this boot (``clock``) and carries everything over to the next.

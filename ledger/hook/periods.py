@@ -13,7 +13,7 @@ sums) is its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ledger.core.records import (
     NO_SESSION,
@@ -42,13 +42,18 @@ from ledger.hook.histograms import Log, Tally
 from ledger.hook.requests import COUNTS, DRAFTED, REJECTED, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ledger.core.holders import Account, Table
     from ledger.core.sharing import Node
 
 SYSTEM_DIMS = Dimensions(tenant=SYSTEM, session=NO_SESSION)
 STRAY_DIMS = Dimensions(tenant=UNATTRIBUTED, session=NO_SESSION)
+
+SLICE_ROWS = 16
+"""Rows between two rests: more at a time would be felt by the engine's thread."""
+
+Item = TypeVar("Item")
 
 Values = tuple[int, int, int]
 """Block time, unfilled and look-ahead slot time."""
@@ -213,11 +218,24 @@ def settled_nodes(leaves: dict[Node, Values], tables: Iterable[frozenset[Node]])
     return known
 
 
+def in_slices(items: Iterable[Item], rest: Callable[[], None]) -> Iterator[Item]:
+    """The items, with a rest after every few: the thread that settles holds the interpreter's lock meanwhile."""
+    for i, item in enumerate(items, 1):
+        yield item
+        if not i % SLICE_ROWS:
+            rest()
+
+
+def no_rest() -> None:
+    """Settle in one go: nobody is waiting."""
+
+
 class Settler:
     """Makes a batch of each cut, in order. One thread at a time."""
 
     def __init__(self, emit: Callable[[Batch], None]) -> None:
         self.emit = emit
+        self.rest: Callable[[], None] = no_rest
         self.tally = Tally()
         self.cached: dict[str, dict[Dimensions, int]] = {}
         """Cached blocks of every session of every pool at the last settled boundary."""
@@ -235,7 +253,8 @@ class Settler:
         length = cut.end_t - cut.start_t
         touched = {(pool.name, account.dims) for pool in cut.pools for account, _, _ in pool.accounts}
         sessions = []
-        for (pool, dims), row in sorted(rows.items(), key=lambda entry: (entry[0][0], _sort_key(entry[0][1]))):
+        in_order = sorted(rows.items(), key=lambda entry: (entry[0][0], _sort_key(entry[0][1])))
+        for (pool, dims), row in in_slices(in_order, self.rest):
             if (pool, dims) not in touched:
                 row.cached_end = self.cached[pool].get(dims, 0)
                 row.cached_us = row.cached_end * length
@@ -286,7 +305,7 @@ class Settler:
             pools=tuple(pools),
             sessions=tuple(sessions),
             standing=standing,
-            requests=tuple(_record(request, anchor, lead) for request in cut.complete),
+            requests=tuple(_record(request, anchor, lead) for request in in_slices(cut.complete, self.rest)),
             histograms=self.tally.histograms(cut.log),
         )
 
@@ -295,7 +314,7 @@ class Settler:
     ) -> PoolPeriod:
         t = cut.end_t
         slots = sum(us * size for us, size in zip(pool.group_us, pool.sizes, strict=True))
-        parts = _exact_shares(pool, t)
+        parts = _exact_shares(pool, t, self.rest)
         tree = Tree(parts)
         for measure, total in enumerate((pool.active_us, pool.unfilled_us, pool.ahead_us, slots)):
             if not total and measure:
@@ -337,19 +356,20 @@ class Settler:
             step_us=cut.step_us if leads else 0,
         )
 
-    @staticmethod
-    def _settle_requests(cut: Cut, rows: dict[tuple[str, Dimensions], Row], uses: dict[Request, list[int]]) -> None:
+    def _settle_requests(
+        self, cut: Cut, rows: dict[tuple[str, Dimensions], Row], uses: dict[Request, list[int]]
+    ) -> None:
         parts: dict[Request | Dimensions, int] = {}
         lead = cut.lead
         if cut.system_compute:
             parts[SYSTEM_DIMS] = cut.system_compute
         if cut.stray_compute:
             parts[STRAY_DIMS] = cut.stray_compute
-        for request, compute, output in cut.steady:
+        for request, compute, output in in_slices(cut.steady, self.rest):
             parts[request] = _progress(
                 request, _row(rows, lead, request.dims), compute + cut.weight, output + cut.ended_steps
             )
-        for request, compute, output, counts in cut.touched:
+        for request, compute, output, counts in in_slices(cut.touched, self.rest):
             row = _row(rows, lead, request.dims)
             parts[request] = parts.get(request, 0) + _progress(request, row, compute, output)
             if counts is not None:
@@ -379,7 +399,7 @@ def _settle_steps(
             uses.setdefault(member, [0, 0])[1] = share
 
 
-def _exact_shares(pool: PoolCut, t: int) -> dict[Request, list[int]]:
+def _exact_shares(pool: PoolCut, t: int, rest: Callable[[], None]) -> dict[Request, list[int]]:
     """Fixed-point shares of the period by request: block, unfilled, look-ahead and held slot time."""
     nodes = settled_nodes(pool.nodes, [table[3] for table in pool.tables])
     parts: dict[Request, list[int]] = {}
@@ -398,7 +418,7 @@ def _exact_shares(pool: PoolCut, t: int) -> dict[Request, list[int]]:
         a_falls,
         s_unf,
         s_ahead,
-    ) in pool.tables:
+    ) in in_slices(pool.tables, rest):
         held = own * t + acc
         active = (held << SHIFT) + shared
         # What is stored is less all own slots.
