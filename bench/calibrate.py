@@ -5,8 +5,8 @@
 
 ``TRACES`` is the folder with ``runs/`` and ``traces/`` (default: ``KVLEDGER_TRACES``, or where the tests look).
 The requests are those of the run, with their token ids; pool, limits and arrivals are those of its configuration.
-What is fitted is everything but the attention term, which prompts of at most 2 400 tokens do not show: that one follows from the
-model's arithmetic.
+What is fitted is everything but the attention term, which prompts of at most 2 400 tokens do not show: that one
+follows from the model's arithmetic.
 """
 
 from __future__ import annotations
