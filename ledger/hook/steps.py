@@ -272,13 +272,17 @@ class Steps:
         if ends:
             request.loose += drafted + 1
         step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
-        plain = request.high == request.frontier
-        for table in request.tables:
-            if table.size:
-                table.pool.moved(t, table)
-                plain = plain and table.pool.is_plain(table)
-        if ends and count == 1 and not drafted and plain:
+        if ends and count == 1 and not drafted and self._is_plain(request):
             self.settle_down(t, request)
+        else:
+            self._moved(t, request)
+
+    @staticmethod
+    def _is_plain(request: Request) -> bool:
+        """Whether steps need do no more for the request than to fill its own tail."""
+        return request.high == request.frontier and all(
+            table.pool.is_plain(table) for table in request.tables if table.size
+        )
 
     # -- the end of a step ---------------------------------------------------------------------------
 
