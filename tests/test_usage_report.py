@@ -29,7 +29,7 @@ OTHER = Dimensions(tenant="A", session="a2", model="n")
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[Database]:
-    """Eighty minutes on two engines, a price change within the first hour, three requests; the first hour is settled."""
+    """Eighty minutes on two engines, a price that changes, three requests; the first hour is settled."""
     path = tmp_path_factory.mktemp("usage") / "books.db"
     path.write_bytes(sqlite_template.read_bytes())
     db = connect(f"sqlite:///{path}", durable=False)
@@ -40,10 +40,12 @@ def used(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Ite
         life = Life(engine=engine)
         held = {A: (300, 0), B: (150, 77), OTHER: (3, 0)}
         batches = list(stretch(life, END, held, opens=True, closes=True))
-        per_period = {at: (7 * PERIOD_US, 11) for at in range(T0 + 15 * MINUTE, T0 + 70 * MINUTE, PERIOD_US)}
+        per_period = dict.fromkeys(range(T0 + 15 * MINUTE, T0 + 70 * MINUTE, PERIOD_US), (7 * PERIOD_US, 11))
         over_the_change = request("r1", A, per_period, ended_us=T0 + 70 * MINUTE, prompt=100)
         short = request("r2", A, {T0 + MINUTE: (PERIOD_US, 5)}, ended_us=T0 + MINUTE + 9)
-        whole = request("r3", OTHER, {b.start_us: (3 * PERIOD_US, 3_000) for b in batches}, ended_us=END, prompt=20)
+        whole = request(
+            "r3", OTHER, dict.fromkeys((b.start_us for b in batches), (3 * PERIOD_US, 3_000)), ended_us=END, prompt=20
+        )
         batches[4] = replace(batches[4], requests=(short,))
         batches[280] = replace(batches[280], requests=(over_the_change,))
         batches[-1] = replace(batches[-1], requests=(whole,))
@@ -98,7 +100,7 @@ def test_a_request_costs_what_its_blocks_cost_in_each_segment(used: Database) ->
         for row in usage(used, start_us=T0, end_us=T0 + HOUR, by=By.REQUEST)
         if row.request == "r1" and row.engine == "engine-a"
     ]
-    # Seven of a thousand blocks for five minutes at the first price and forty at the second, six tenths of it by blocks.
+    # 7 of 1000 blocks for 5 minutes at the first price and 40 at the second, six tenths of it by blocks.
     exact = (3_599_999_999 * 5 + 5_000_000_001 * 40) / 60 * 7 / 1000 * 0.6
     assert row.active_nanos == pytest.approx(exact, abs=2)
     assert row.computed_tokens is None, "the range cuts the request: its tokens are in the session's residual row"
