@@ -162,7 +162,7 @@ def with_drain(seconds: float, port: int, pause: Callable[[], None], *, sliced: 
             limits.OUTBOX_SLICE_ROWS = limits.ROWS_MAX
         outbox.start()
         found = late_us(seconds)
-        meter._cuts.clear()  # noqa: SLF001 - what is left is not worth waiting for
+        meter._boot.cuts.clear()  # noqa: SLF001 - what is left is not worth waiting for
         outbox.close(5.0)
         limits.OUTBOX_SLICE_ROWS = slices
         return found, encoded[0], sum(outbox.status.delivery.receipts.values())
