@@ -13,7 +13,8 @@ sums) is its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from heapq import merge
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledger.core.records import (
     NO_SESSION,
@@ -52,6 +53,12 @@ STRAY_DIMS = Dimensions(tenant=UNATTRIBUTED, session=NO_SESSION)
 
 SLICE_ROWS = 16
 """Rows between two rests: more at a time would be felt by the engine's thread."""
+
+LIGHT_ROWS = 64
+"""The same where a row is a microsecond or two."""
+
+SORT_ROWS = 128
+"""Rows sorted between two rests, about 0.1 ms."""
 
 Item = TypeVar("Item")
 
@@ -156,16 +163,20 @@ def holding_of(values: Sequence[int]) -> Holding:
 class Tree:
     """Requests under their sessions under their tenants, in the order of their names."""
 
-    def __init__(self, members: Iterable[Request | Dimensions]) -> None:
-        keyed = [
-            (member.dims, member.id, member) if isinstance(member, Request) else (member, "", member)
-            for member in members
-        ]
-        keyed.sort(key=lambda entry: (_sort_key(entry[0]), entry[1]))
+    def __init__(self, members: Iterable[Request | Dimensions], rest: Callable[[], None]) -> None:
+        self._rest = rest
+        keyed = in_order(
+            (
+                (member.dims, member.id, member) if isinstance(member, Request) else (member, "", member)
+                for member in members
+            ),
+            lambda entry: (_sort_key(entry[0]), entry[1]),
+            rest,
+        )
         self.members = [member for _, _, member in keyed]
         self.tenants: list[list[tuple[Dimensions, int, int]]] = []
         tenant = None
-        for i, (dims, _, _) in enumerate(keyed):
+        for i, (dims, _, _) in enumerate(in_slices(keyed, rest, LIGHT_ROWS)):
             if dims.tenant != tenant:
                 tenant = dims.tenant
                 self.tenants.append([(dims, i, i + 1)])
@@ -178,12 +189,16 @@ class Tree:
         """Whole units of ``total`` for each session and each member; ``exact`` is aligned with ``members``."""
         units = [part >> SHIFT for part in exact]
         if sum(units) == total:
-            sessions = {dims: sum(units[a:b]) for tenant in self.tenants for dims, a, b in tenant}
+            sessions = {
+                dims: sum(units[a:b])
+                for tenant in self.tenants
+                for dims, a, b in in_slices(tenant, self._rest, LIGHT_ROWS)
+            }
             return sessions, units
-        sums = [[sum(exact[a:b]) for _, a, b in tenant] for tenant in self.tenants]
+        sums = [[sum(exact[a:b]) for _, a, b in in_slices(tenant, self._rest, LIGHT_ROWS)] for tenant in self.tenants]
         sessions = {}
         for share, tenant, parts in zip(divide(total, [sum(of) for of in sums]), self.tenants, sums, strict=True):
-            for part, (dims, a, b) in zip(divide(share, parts), tenant, strict=True):
+            for part, (dims, a, b) in in_slices(zip(divide(share, parts), tenant, strict=True), self._rest, LIGHT_ROWS):
                 sessions[dims] = part
                 units[a:b] = (part,) if b == a + 1 else divide(part, exact[a:b])
         return sessions, units
@@ -218,12 +233,24 @@ def settled_nodes(leaves: dict[Node, Values], tables: Iterable[frozenset[Node]])
     return known
 
 
-def in_slices(items: Iterable[Item], rest: Callable[[], None]) -> Iterator[Item]:
+def in_slices(items: Iterable[Item], rest: Callable[[], None], rows: int = SLICE_ROWS) -> Iterator[Item]:
     """The items, with a rest after every few: the thread that settles holds the interpreter's lock meanwhile."""
     for i, item in enumerate(items, 1):
         yield item
-        if not i % SLICE_ROWS:
+        if not i % rows:
             rest()
+
+
+def in_order(items: Iterable[Item], key: Callable[[Item], Any], rest: Callable[[], None]) -> list[Item]:
+    """The items sorted by ``key``, which tells each from each: in runs that are merged, with rests between."""
+    every = list(in_slices(items, rest, LIGHT_ROWS))
+    if rest is no_rest or len(every) <= SORT_ROWS:
+        return sorted(every, key=key)
+    runs = []
+    for start in range(0, len(every), SORT_ROWS):
+        runs.append(sorted(every[start : start + SORT_ROWS], key=key))
+        rest()
+    return list(in_slices(merge(*runs, key=key), rest, LIGHT_ROWS))
 
 
 def no_rest() -> None:
@@ -251,10 +278,14 @@ class Settler:
             if use[0] or use[1]:
                 request.uses.append((anchor + cut.start_t, use[0], use[1]))
         length = cut.end_t - cut.start_t
-        touched = {(pool.name, account.dims) for pool in cut.pools for account, _, _ in pool.accounts}
+        touched = {
+            (pool.name, account.dims)
+            for pool in cut.pools
+            for account, _, _ in in_slices(pool.accounts, self.rest, LIGHT_ROWS)
+        }
         sessions = []
-        in_order = sorted(rows.items(), key=lambda entry: (entry[0][0], _sort_key(entry[0][1])))
-        for (pool, dims), row in in_slices(in_order, self.rest):
+        found = in_order(rows.items(), lambda entry: (entry[0][0], _sort_key(entry[0][1])), self.rest)
+        for (pool, dims), row in in_slices(found, self.rest):
             if (pool, dims) not in touched:
                 row.cached_end = self.cached[pool].get(dims, 0)
                 row.cached_us = row.cached_end * length
@@ -278,7 +309,9 @@ class Settler:
             standing = tuple(
                 StandingCount(pool=pool.name, dims=dims, cached_blocks=blocks)
                 for pool in sorted(cut.pools, key=lambda pool: pool.name)
-                for dims, blocks in sorted(self.cached[pool.name].items(), key=lambda entry: _sort_key(entry[0]))
+                for dims, blocks in in_slices(
+                    in_order(self.cached[pool.name].items(), lambda entry: _sort_key(entry[0]), self.rest), self.rest
+                )
             )
         for pool_cut in cut.pools:
             if pool_cut.closes:
@@ -315,14 +348,14 @@ class Settler:
         t = cut.end_t
         slots = sum(us * size for us, size in zip(pool.group_us, pool.sizes, strict=True))
         parts = _exact_shares(pool, t, self.rest)
-        tree = Tree(parts)
+        tree = Tree(parts, self.rest)
         for measure, total in enumerate((pool.active_us, pool.unfilled_us, pool.ahead_us, slots)):
             if not total and measure:
                 continue
             sessions, units = tree.settle(total, [parts[member][measure] for member in tree.members])  # type: ignore[index]
-            for dims, share in sessions.items():
+            for dims, share in in_slices(sessions.items(), self.rest, LIGHT_ROWS):
                 _row(rows, pool.name, dims).holding[measure] = share
-            for member, share in zip(tree.members, units, strict=True):
+            for member, share in in_slices(zip(tree.members, units, strict=True), self.rest, LIGHT_ROWS):
                 assert isinstance(member, Request)
                 sums = member.holding_sums.get(pool.name)
                 if sums is None:
@@ -331,7 +364,7 @@ class Settler:
                 if not measure and pool.name == cut.lead:
                     uses[member] = [share, 0]
         standing = self.cached.setdefault(pool.name, {})
-        for account, blocks, cached_us in pool.accounts:
+        for account, blocks, cached_us in in_slices(pool.accounts, self.rest, LIGHT_ROWS):
             row = _row(rows, pool.name, account.dims)
             row.cached_end = blocks
             row.cached_us = cached_us
@@ -365,7 +398,7 @@ class Settler:
             parts[SYSTEM_DIMS] = cut.system_compute
         if cut.stray_compute:
             parts[STRAY_DIMS] = cut.stray_compute
-        for request, compute, output in in_slices(cut.steady, self.rest):
+        for request, compute, output in in_slices(cut.steady, self.rest, LIGHT_ROWS):
             parts[request] = _progress(
                 request, _row(rows, lead, request.dims), compute + cut.weight, output + cut.ended_steps
             )
@@ -377,7 +410,7 @@ class Settler:
                 request.counts_sum = [old + more for old, more in zip(request.counts_sum, counts, strict=True)]
         for request in cut.complete:
             _row(rows, lead, request.dims)
-        _settle_steps(cut, rows, uses, parts)
+        _settle_steps(cut, rows, uses, parts, self.rest)
 
 
 def _settle_steps(
@@ -385,15 +418,16 @@ def _settle_steps(
     rows: dict[tuple[str, Dimensions], Row],
     uses: dict[Request, list[int]],
     parts: dict[Request | Dimensions, int],
+    rest: Callable[[], None],
 ) -> None:
     """Law 3: the period's step time over those who computed, by largest remainder."""
     if not cut.step_us:
         return
-    tree = Tree(parts)
+    tree = Tree(parts, rest)
     sessions, units = tree.settle(cut.step_us, [parts[member] for member in tree.members])
-    for dims, share in sessions.items():
+    for dims, share in in_slices(sessions.items(), rest, LIGHT_ROWS):
         _row(rows, cut.lead, dims).compute = share
-    for member, share in zip(tree.members, units, strict=True):
+    for member, share in in_slices(zip(tree.members, units, strict=True), rest, LIGHT_ROWS):
         if isinstance(member, Request) and share:
             member.compute_sum += share
             uses.setdefault(member, [0, 0])[1] = share
@@ -401,7 +435,7 @@ def _settle_steps(
 
 def _exact_shares(pool: PoolCut, t: int, rest: Callable[[], None]) -> dict[Request, list[int]]:
     """Fixed-point shares of the period by request: block, unfilled, look-ahead and held slot time."""
-    nodes = settled_nodes(pool.nodes, [table[3] for table in pool.tables])
+    nodes = settled_nodes(pool.nodes, in_slices([table[3] for table in pool.tables], rest, LIGHT_ROWS))
     parts: dict[Request, list[int]] = {}
     fallen = pool.ticks[0] * t + pool.ticks[1]
     for (
@@ -418,7 +452,7 @@ def _exact_shares(pool: PoolCut, t: int, rest: Callable[[], None]) -> dict[Reque
         a_falls,
         s_unf,
         s_ahead,
-    ) in in_slices(pool.tables, rest):
+    ) in in_slices(pool.tables, rest, LIGHT_ROWS):
         held = own * t + acc
         active = (held << SHIFT) + shared
         # What is stored is less all own slots.
