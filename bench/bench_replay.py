@@ -1,6 +1,6 @@
 """How fast an engine with the meter inside replays, and what memory it needs.
 
-    python bench/bench_replay.py [--quick]
+    python -m bench.bench_replay [--quick]
 
 An engine-hour with 64 running requests (closed loop: each answer is followed by a new request) at prompts of
 1 000 and of 8 000 tokens, against the limits: 120 µs a step plus 1.5 µs a block acquired, about 10 s of CPU for
@@ -17,10 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ledger.core.records import Batch, Dimensions
 from ledger.reference.replay import ReplaySummary, replay
@@ -34,6 +31,7 @@ ANSWER = 256
 STEP_US_MAX = 120.0
 BLOCK_US_MAX = 1.5
 HOUR_SECONDS_MAX = 10.0
+REPEATS = 3
 RSS_RATIO_MAX = 1.3
 START_US = 1_793_664_000_000_000
 
@@ -95,7 +93,9 @@ def measured(requests: Iterable[TraceRequest], blocks: int) -> tuple[ReplaySumma
 def speed(prompt: int, hours: float) -> dict[str, float | int | bool]:
     """One engine at ``prompt`` tokens, scaled to an hour of virtual time."""
     blocks = RUNNING * (prompt + 2 * ANSWER) // 16
-    summary, seconds, batches = measured(closed_loop(prompt, int(hours * 3_600_000_000)), blocks)
+    # The best of several: on a shared machine others' use of the caches is in the CPU time.
+    runs = [measured(closed_loop(prompt, int(hours * 3_600_000_000)), blocks) for _ in range(REPEATS)]
+    summary, seconds, batches = min(runs, key=lambda run: run[1])
     virtual_hours = (summary.closed_us - summary.start_us) / 3_600_000_000
     allowed_us = STEP_US_MAX * summary.steps + BLOCK_US_MAX * summary.blocks_acquired
     return {
@@ -123,7 +123,9 @@ def split(rows: list[dict[str, float | int | bool]]) -> dict[str, float]:
 
 def peak_rss_kb(hours: float) -> int:
     """Peak memory of a replay of so many hours, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--rss", str(hours)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.bench_replay", "--rss", str(hours)], check=True, capture_output=True, text=True
+    )
     return int(done.stdout)
 
 

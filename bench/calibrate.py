@@ -1,12 +1,12 @@
 """Fit the latency model to a recorded vLLM run, and print how far a replay of it is from the record.
 
-    python bench/calibrate.py [TRACES]           the error with the committed coefficients
-    python bench/calibrate.py --fit [TRACES]     search coefficients first (minutes)
+    python -m bench.calibrate [TRACES]           the error with the committed coefficients
+    python -m bench.calibrate --fit [TRACES]     search coefficients first (minutes)
 
-``TRACES`` is the folder with ``runs/`` and ``traces/`` (default: ``KVLEDGER_TRACES``). The requests are those of
-the run, with their token ids; pool, limits and arrivals are those of its configuration. What is fitted is
-everything but the attention term, which prompts of at most 2 400 tokens do not show: that one follows from the
-model's arithmetic.
+``TRACES`` is the folder with ``runs/`` and ``traces/`` (default: ``KVLEDGER_TRACES``, or where the tests look).
+The requests are those of the run, with their token ids; pool, limits and arrivals are those of its configuration.
+What is fitted is everything but the attention term, which prompts of at most 2 400 tokens do not show: that one
+follows from the model's arithmetic.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import argparse
 import csv
 import json
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ledger.reference.latency import RTX_4090_LLAMA_8B, LatencyModel
 from ledger.reference.replay import replay
@@ -29,6 +26,7 @@ from ledger.reference.traces import open_trace
 if TYPE_CHECKING:
     from ledger.core.records import Batch, RequestRecord
 
+TRACES = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[2] / "shared" / "data"))
 RUN = "runs/RTX4090_Llama-3.1-8B__"
 BLOCKS = 2588
 SECOND_US = 1_000_000
@@ -174,12 +172,12 @@ def fit(traces: Path, real: Curves) -> LatencyModel:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("traces", nargs="?", default=os.environ.get("KVLEDGER_TRACES"))
+    parser.add_argument("traces", nargs="?", type=Path, default=TRACES)
     parser.add_argument("--fit", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.traces:
-        parser.error("give the folder of traces, or set KVLEDGER_TRACES")
-    traces = Path(arguments.traces)
+    traces = arguments.traces
+    if not traces.is_dir():
+        parser.error(f"{traces} is not a folder: give the folder of traces, or set KVLEDGER_TRACES")
     real = recorded(traces)
     model = fit(traces, real) if arguments.fit else RTX_4090_LLAMA_8B
     ours = replayed(traces, model)

@@ -33,11 +33,12 @@ def machine() -> str:
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
     cpu = names[0].partition(":")[2].strip() if names else platform.machine()
-    return f"{os.cpu_count()} × {cpu}, {memory_kib / 2**20:.0f} GiB, Python {platform.python_version()}"
+    return f"{os.cpu_count()} x {cpu}, {memory_kib / 2**20:.0f} GiB, Python {platform.python_version()}"
 
 
 def commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    command = ["git", "describe", "--always", "--dirty"]
+    found = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
 
 
@@ -48,6 +49,7 @@ def run(name: str) -> int:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, *shlex.split(command)[1:]],
+        check=False,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -11,14 +11,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ledger import laws, wire
 from ledger.core.periods import HOUR_US, Month, months_between
 from ledger.core.pricing import asset_segments, bill
 from ledger.core.settlement import Basis
 from ledger.intervals import Desk, group_of
 from ledger.reports.statement import as_value
 from ledger.settle import booked_statement, first_us
-from ledger.store import audit_reads, books, fact_reads, inputs, terms
+from ledger.store import audit_reads, books, fact_audit, inputs, terms
 from ledger.store.rows import canonical
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ledger.store.audit_reads import Kept
     from ledger.store.books import Head, Settlement
     from ledger.store.database import Connection, Database
-    from ledger.store.fact_reads import StoredBatch, StoredBoot
     from ledger.store.terms import LedgerTerms
 
 
@@ -61,8 +59,9 @@ def rebuild_rollups(db: Database) -> tuple[Breach, ...]:
 
 def audit_snapshot(snapshot: Connection) -> Iterator[Breach]:
     """Every breach that one snapshot shows."""
-    for boot in fact_reads.boots_of(snapshot):
-        yield from _facts(snapshot, boot)
+    for sentence in fact_audit.fact_breaches(snapshot):
+        where, _, detail = sentence.partition(": ")
+        yield Breach(law="facts", where=where, detail=detail)
     yield from _say("law 4", audit_reads.request_breaches(snapshot))
     yield from _say("receipt", audit_reads.receipt_breaches(snapshot))
     yield from _say("receipt", audit_reads.place_breaches(snapshot))
@@ -79,28 +78,6 @@ def audit_snapshot(snapshot: Connection) -> Iterator[Breach]:
 def _say(law: str, found: Iterable[tuple[str, str]]) -> Iterator[Breach]:
     for where, detail in found:
         yield Breach(law=law, where=where, detail=detail)
-
-
-# --- facts ----------------------------------------------------------------------------------------------
-
-
-def _facts(snapshot: Connection, boot: StoredBoot) -> Iterator[Breach]:
-    """Every batch, made again from its rows, has the digest that is stored; digests are chained; laws 1 to 4 hold."""
-    where = f"engine {boot.engine} boot {boot.boot.boot_id}"
-    before: StoredBatch | None = None
-    unreadable: list[tuple[int, str]] = []
-    for stored in fact_reads.stored_batches(snapshot, boot, unreadable=lambda seq, why: unreadable.append((seq, why))):
-        at = f"{where} batch {stored.batch.seq}"
-        if wire.digest(stored.batch, stored.prev) != stored.kept_digest:
-            yield Breach(law="batch digest", where=at, detail="its rows do not give the digest that is stored")
-        if before is not None and before.batch.seq + 1 == stored.batch.seq and before.digest != stored.prev:
-            yield Breach(law="batch digest", where=at, detail="is not chained to the batch before it")
-        broken = laws.breach(stored.batch)
-        if broken is not None:
-            yield Breach(law=broken.reason, where=at, detail=broken.detail)
-        before = stored
-    for seq, why in unreadable:
-        yield Breach(law="batch digest", where=f"{where} batch {seq}", detail=f"its rows cannot be read ({why})")
 
 
 # --- settlements ----------------------------------------------------------------------------------------

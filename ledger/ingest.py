@@ -18,6 +18,8 @@ from ledger.store import facts, quarantine, receipt
 from ledger.wire import Decoded, decode, peek
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ledger.core.records import Batch, Boot
     from ledger.store.database import Connection, Database
 
@@ -56,7 +58,16 @@ def accept(db: Database, raw: bytes, received_us: int) -> Outcome:
     When it returns, the answer is durable. Raises :class:`~ledger.errors.StoreError` where the database
     failed; then nothing is known about the batch, and its sender delivers it again.
     """
-    return _receive(db, raw, received_us, entry=None)
+    return accept_several(db, [raw], received_us)[0]
+
+
+def accept_several(db: Database, raws: Sequence[bytes], received_us: int) -> tuple[Outcome, ...]:
+    """:func:`accept` for a delivery of several batches, in order and in one transaction: all answers or none.
+
+    At most ``BATCHES_AT_ONCE_MAX``; one that is refused keeps no other from being accepted.
+    """
+    assert len(raws) <= limits.BATCHES_AT_ONCE_MAX, "the caller divides what was delivered"
+    return _receive(db, raws, received_us, entry=None)
 
 
 def retry(db: Database, entry: int, received_us: int) -> Outcome:
@@ -65,29 +76,40 @@ def retry(db: Database, entry: int, received_us: int) -> Outcome:
         found = quarantine.entry(connection, entry)
     if found is None:
         raise UsageError(f"no entry {entry} in quarantine; see: kvledger quarantine list")
-    return _receive(db, found[1], received_us, entry=entry)
+    return _receive(db, [found[1]], received_us, entry=entry)[0]
 
 
-def _receive(db: Database, raw: bytes, received_us: int, *, entry: int | None) -> Outcome:
-    examined = _examine(db, raw, received_us)
+def _receive(db: Database, raws: Sequence[bytes], received_us: int, *, entry: int | None) -> tuple[Outcome, ...]:
+    examined = [_examine(db, raw, received_us) for raw in raws]
+    for found in examined:
+        if isinstance(found, Decoded):
+            facts.ensure_day(db, found.batch.start_us)
 
-    def work(connection: Connection) -> tuple[Outcome, facts.Learned]:
+    def work(connection: Connection) -> tuple[tuple[Outcome, ...], facts.Learned]:
         learned = facts.Learned()
-        result = examined
-        if isinstance(result, Decoded):
-            outcome = _take(db, connection, result, received_us, learned)
-            if isinstance(outcome, Outcome):
-                if entry is not None:
-                    quarantine.release(connection, entry)
-                return outcome, learned
-            result = outcome
-        return _put_aside(connection, raw, result, received_us, entry), learned
+        # Several engines in one transaction: everybody takes their locks in the same order.
+        batches = [found.batch for found in examined if isinstance(found, Decoded)]
+        for engine in sorted({batch.source.engine for batch in batches}):
+            receipt.lock_engine(connection, engine)
+        if len(batches) > 1:
+            facts.intern(db, connection, batches, learned)
+        results = [
+            found if isinstance(found, Refusal) else _take(db, connection, found, received_us, learned)
+            for found in examined
+        ]
+        facts.flush(connection, learned)
+        # Counts are locked last, and by everybody last.
+        answers = tuple(
+            result if isinstance(result, Outcome) else _put_aside(connection, raw, result, received_us, entry)
+            for raw, result in zip(raws, results, strict=True)
+        )
+        if entry is not None and isinstance(results[0], Outcome):
+            quarantine.release(connection, entry)
+        return answers, learned
 
-    if isinstance(examined, Decoded):
-        facts.ensure_day(db, examined.batch.start_us)
-    outcome, learned = db.write(work)
+    answers, learned = db.write(work)
     facts.remember(db, learned)
-    return outcome
+    return answers
 
 
 def _examine(db: Database, raw: bytes, received_us: int) -> Decoded | Refusal:
@@ -112,8 +134,7 @@ def _take(
     """Write the batch, unless what is stored speaks against it; nothing is written before that is known."""
     batch = decoded.batch
     engine = batch.source.engine
-    receipt.lock_engine(connection, engine)
-    known = facts.find_boot(connection, engine, batch.boot.boot_id)
+    known = facts.find_boot(db, connection, engine, batch.boot, learned)
     missing = _place(connection, decoded, known)
     if not isinstance(missing, int):
         return missing
@@ -145,13 +166,12 @@ def _place(connection: Connection, decoded: Decoded, known: tuple[int, Boot] | N
     if record != batch.boot:
         detail = f"boot {batch.boot.boot_id!r} has other times than before; a new life of an engine needs a new id"
         return Refusal(reason=Reason.OTHER_BOOT, detail=detail)
-    at = receipt.at_or_before(connection, boot, batch.seq)
+    at, later = receipt.neighbours(connection, boot, batch.seq)
     if at is not None and at.seq == batch.seq:
         if at.digest == decoded.digest:
             return Outcome(status=Status.DUPLICATE)
         detail = f"seq {batch.seq} of boot {batch.boot.boot_id!r} is stored with digest {at.digest.hex()}"
         return Refusal(reason=Reason.KEY_REUSED, detail=f"{detail}, this one has {decoded.digest.hex()}")
-    later = receipt.after(connection, boot, batch.seq)
     refusal = _out_of_line(decoded, at, later) or _second_paying(connection, boot, batch)
     if refusal is not None:
         return refusal

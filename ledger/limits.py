@@ -85,6 +85,9 @@ PPM_MAX = 1_000_000
 AHEAD_US_MAX = 300_000_000
 """How far a batch may lie after its receipt (5 minutes): clocks differ; beyond, it is refused."""
 
+BATCHES_AT_ONCE_MAX = 64
+"""Batches of one transaction: a quarter of an hour of an engine that catches up, some tens of megabytes."""
+
 SILENCE_US_MAX = 900_000_000
 """Silence after which a boot is taken for dead (15 minutes): its unanswered requests are lost."""
 
@@ -172,6 +175,11 @@ IDENTITY_NETWORKS_MAX = 256
 
 PRICE_FILE_BYTES_MAX = 16 * 1024 * 1024
 """Of a price file: the largest public catalogue has 100 000 lines of 150 bytes; more is another file."""
+
+# --- what people read -----------------------------------------------------------------------------------
+
+TABLE_ROWS = 40
+"""Rows of a table before the rest is summed up in one: what a person still reads."""
 
 # --- the database ----------------------------------------------------------------------------------------
 

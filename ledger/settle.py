@@ -8,8 +8,10 @@ settling twice, at once, or after a crash leaves what settling once leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ledger.core.digests import digest
 from ledger.core.periods import HOUR_US, Month, format_time, months_between
 from ledger.core.settlement import Basis
 from ledger.errors import UsageError
@@ -59,8 +61,15 @@ def settle(db: Database, *, until_us: int, now_us: int) -> Settled:
     booked = revised = unchanged = found = 0
     for month in _months(db, until_us):
         with db.read() as snapshot:
+            ledger = terms.read_terms(snapshot)
+            counts = _counts(snapshot, ledger, month, until_us)
+            state = _state(snapshot, ledger, month, until_us, counts)
+            if books.settled_inputs(snapshot, month) == state:
+                unchanged += books.count_settled(snapshot, month)
+                continue
             desk = Desk(snapshot, month, until_us)
-            for frame, head in _due(snapshot, desk):
+            complete = True
+            for frame, head in _due(snapshot, desk, counts):
                 made = None if frame is None else desk.settlement(frame)
                 if made is None or (head is not None and made.inputs_digest == head.inputs_digest):
                     unchanged += 1
@@ -69,6 +78,9 @@ def settle(db: Database, *, until_us: int, now_us: int) -> Settled:
                 found += noticed
                 booked += wrote and head is None
                 revised += wrote and head is not None
+                complete = complete and wrote
+        if complete:
+            db.write(partial(_keep_state, month=month, state=state))
     return Settled(booked=booked, revised=revised, unchanged=unchanged, findings=found)
 
 
@@ -202,10 +214,31 @@ def first_us(snapshot: Connection) -> int | None:
     return min(starts, default=None)
 
 
-def _due(snapshot: Connection, desk: Desk) -> Iterator[tuple[Frame | None, Head | None]]:
+def _counts(snapshot: Connection, ledger: LedgerTerms, month: str, until_us: int) -> dict[tuple[str, int], int]:
+    """How many facts each engine has in each interval of the month, and in the hour before it."""
+    start_us, end_us = ledger.month_bounds(month)
+    first_us = start_us - start_us % HOUR_US - HOUR_US
+    return inputs.count_facts(snapshot, first_us, min(end_us, until_us), ledger.interval_us)
+
+
+def _state(
+    snapshot: Connection, ledger: LedgerTerms, month: str, until_us: int, counts: dict[tuple[str, int], int]
+) -> str:
+    """A digest that changes with whatever a settlement of the month could depend on: facts and rows only come to be."""
+    until_us = min(ledger.month_bounds(month)[1], until_us - until_us % ledger.interval_us)
+    facts = tuple((engine, at_us, facts) for (engine, at_us), facts in sorted(counts.items()))
+    return digest((month, until_us, books.last_closed(snapshot), books.config_state(snapshot), facts))
+
+
+def _keep_state(connection: Connection, month: str, state: str) -> None:
+    lock(connection, LOCK)
+    books.keep_settled_inputs(connection, month, state)
+
+
+def _due(
+    snapshot: Connection, desk: Desk, counts: dict[tuple[str, int], int]
+) -> Iterator[tuple[Frame | None, Head | None]]:
     """Each asset group and interval with its newest transaction; no frame where nothing can have changed."""
-    length_us = desk.ledger.interval_us
-    counts = inputs.count_facts(snapshot, desk.start_us - desk.start_us % HOUR_US, desk.end_us, length_us)
     heads = books.heads(snapshot, desk.start_us, desk.end_us)
     reporting: dict[int, set[str]] = {}
     for engine, at_us in counts:

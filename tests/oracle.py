@@ -384,12 +384,12 @@ class Oracle:
             if request.ended is not None:
                 self.maybe_complete(request)
                 continue
-            number = accepted.get(request.id, 1 if request in step.ends else 0)
-            self.count(request, "output", number)
-            request.output += number
+            gave = accepted.get(request.id, 1 if request in step.ends else 0)
+            self.count(request, "output", gave)
+            request.output += gave
             if request in step.ends:
                 drafted, generation = step.ends[request]
-                rejected = max(0, drafted - max(number - 1, 0))
+                rejected = max(0, drafted - max(gave - 1, 0))
                 self.count(request, "rejected", rejected)
                 for position in sorted(request.seen)[len(request.seen) - rejected :]:
                     request.seen.remove(position)
@@ -401,7 +401,7 @@ class Oracle:
                         request.seen.remove(position)
                 else:
                     request.frontier = min(request.frontier, len(request.seen))
-            if number:
+            if gave:
                 request.first = t if request.first is None else request.first
                 request.last = t
 

@@ -10,6 +10,8 @@ import sys
 from collections import Counter, defaultdict
 from fractions import Fraction
 
+from oracle import NOBODY, SYSTEM, Oracle, OracleRequest
+
 from ledger.core.records import (
     PERIOD_US,
     Boot,
@@ -23,7 +25,6 @@ from ledger.core.records import (
     Tokens,
 )
 from ledger.hook.meter import Meter
-from oracle import NOBODY, SYSTEM, Oracle, OracleRequest
 
 SOURCE = Source(engine="engine", origin=Origin.SIMULATED)
 MIDNIGHT = 1_793_664_000_000_000
@@ -94,7 +95,7 @@ class Driver:
                 "meter": self.meter.open(self.t, name, **more),
                 "oracle": self.oracle.open(self.t, name, **more),
                 "free": set(range(first, first + size)) - set(cached),
-                "cached": {number: 0 for number in cached},
+                "cached": dict.fromkeys(cached, 0),
                 "held": {},
             }
         )
@@ -418,7 +419,7 @@ def check(oracle: Oracle, batches: list) -> None:
                 if isinstance(request, OracleRequest):
                     requests[request.id] = request
         for pool, sums in period.pools.items():
-            for (request, group, holders), us in sums.shares.items():
+            for (request, _group, holders), us in sums.shares.items():
                 requests[request.id] = request
                 totals[request.id][pool, "active"] += Fraction(us, holders)
             for what in ("unfilled", "ahead"):
@@ -431,9 +432,7 @@ def check(oracle: Oracle, batches: list) -> None:
         assert {record.request for record in batch.requests} == set(finished)
         assert [admission.request for admission in batch.admissions] == period.admitted
         for record in batch.requests:
-            check_record(
-                record, finished[record.request], totals[record.request], len(oracle.periods), oracle.anchor
-            )
+            check_record(record, finished[record.request], totals[record.request], len(oracle.periods), oracle.anchor)
     answered = [record.request for batch in batches for record in batch.requests]
     assert len(set(answered)) == len(answered)
 

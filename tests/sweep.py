@@ -7,8 +7,9 @@ over. Then every figure of the batch is compared: pools and cached counts exactl
 
     python -m tests.sweep EVENTS BATCHES      compare (batches as lines of wire documents; ``-``: both on stdin)
     python -m tests.sweep --replay TRACE      replay a trace and print both, events and batches, to stdout
+    python -m tests.sweep --audit TRACE       the last two piped into each other: a whole trace, on two cores
 
-Piped into each other, the two make a whole trace audited in one command, on two cores.
+A trace may be named as it lies in the folder of recorded traces (``KVLEDGER_TRACES``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -647,7 +650,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     from ledger.reference.replay import replay  # noqa: PLC0415 - the auditor itself does not need the engine
     from ledger.reference.traces import open_trace  # noqa: PLC0415
 
-    trace = open_trace(Path(arguments.replay), limit=arguments.limit)
+    trace = open_trace(_trace(arguments.replay), limit=arguments.limit)
     previous: dict[str, bytes] = {}
 
     def emit(batch: Batch) -> None:
@@ -667,11 +670,30 @@ def _replay(arguments: argparse.Namespace) -> None:
     sys.stderr.write(f"{summary}\n")
 
 
+def _trace(name: str) -> Path:
+    folder = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[2] / "shared" / "data"))
+    return Path(name) if Path(name).exists() else folder / name
+
+
+def _replayed_lines(arguments: argparse.Namespace) -> Iterator[str]:
+    """What ``--replay`` prints, from a process of its own; raises if that fails."""
+    command = [sys.executable, "-m", "tests.sweep", "--replay", arguments.audit]
+    for name in ("limit", "engines", "blocks", "block_size"):
+        value = getattr(arguments, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1 << 20) as child:
+        assert child.stdout is not None
+        yield from child.stdout
+    assert child.returncode == 0, f"the replay ended with {child.returncode}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__.splitlines()[0])
     parser.add_argument("events", nargs="?", default="-", help="the audit log, or - for both on standard input")
     parser.add_argument("batches", nargs="?", help="wire documents, one a line")
     parser.add_argument("--replay", metavar="TRACE", help="replay a trace instead, and print events and batches")
+    parser.add_argument("--audit", metavar="TRACE", help="replay a trace in another process and compare")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=20_000)
@@ -681,7 +703,11 @@ def main() -> int:
         _replay(arguments)
         return 0
     began = time.monotonic()
-    lines = sys.stdin if arguments.batches is None else _merged(arguments.events, arguments.batches)
+    lines: Iterable[str] = sys.stdin
+    if arguments.audit:
+        lines = _replayed_lines(arguments)
+    elif arguments.batches is not None:
+        lines = _merged(arguments.events, arguments.batches)
     sweep = audit(lines)
     for breach in sweep.breaches:
         sys.stdout.write(breach + "\n")

@@ -65,7 +65,9 @@ def test_the_bare_install_answers_help_and_names_the_install_that_a_command_need
 
     def bare(*argv: str) -> subprocess.CompletedProcess[str]:
         # -S leaves site-packages out, -I the user's; what remains is the standard library and this checkout.
-        return subprocess.run([sys.executable, "-I", "-S", "-c", probe, *argv], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, "-I", "-S", "-c", probe, *argv], capture_output=True, text=True, check=False
+        )
 
     for argv in (["--help"], ["--version"], *[[*leaf.prog.split()[1:], "--help"] for leaf in LEAVES[:2]]):
         done = bare(*argv)

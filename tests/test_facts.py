@@ -35,6 +35,7 @@ def put(db: Database, batch: Batch, prev: bytes = b"") -> int:
         learned = facts.Learned()
         boot = facts.add_boot(connection, batch.source.engine, batch.boot, NOW)
         facts.insert_batch(db, connection, batch, boot=boot, receipt=receipt, learned=learned)
+        facts.flush(connection, learned)
         return boot, learned
 
     boot, learned = db.write(work)

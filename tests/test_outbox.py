@@ -249,7 +249,7 @@ class Wishes:
     def __init__(self) -> None:
         self.asked = threading.Event()
 
-    def settle(self, limit: int | None = None, *, pause: object = None) -> int:
+    def settle(self, limit: int | None = None, *, rest: object) -> int:
         return 0
 
     def resend_standing(self) -> None:
@@ -442,7 +442,7 @@ def test_settling_in_slices_gives_the_same_batches_and_pauses_often() -> None:
     def pause() -> None:
         pauses[0] += 1
 
-    while meter.settle(1, pause=pause):
+    while meter.settle(1, rest=pause):
         pass
     assert sliced == at_once
     rows = sum(len(found.sessions) for found in sliced)

@@ -51,8 +51,8 @@ def swept(
     ("file", "limit", "keys"),
     [
         ("traces/dynamo_request_trace.jsonl.gz", None, {"blocks": 700, "block_size": 16, "engines": 2}),
-        ("traces/sharegpt_300_token_ids.jsonl.gz", 150, {"blocks": 1200, "block_size": 16}),
-        ("traces/azure_2023_conv.csv", 600, {"blocks": 700, "block_size": 16}),
+        ("traces/sharegpt_300_token_ids.jsonl.gz", 80, {"blocks": 900, "block_size": 16}),
+        ("traces/azure_2023_conv.csv", 350, {"blocks": 700, "block_size": 16}),
         ("traces/lmsys_27_tenants_fcfs.jsonl", 300, {"blocks": 900, "block_size": 16}),
         ("traces/mooncake_conversation.jsonl", 120, {"blocks": 12_000, "block_size": 16}),
         ("traces/agent_sessions.jsonl.gz", 1, {"blocks": 4000, "block_size": 64}),
@@ -91,7 +91,7 @@ def test_batches_equal_a_recount_of_the_events_on_a_large_part_of_each_trace(
 
 
 def busy_minutes() -> Iterator[TraceRequest]:
-    return mixed_day(7, load=40.0, duration_us=HOUR_US // 15).requests()
+    return mixed_day(7, load=40.0, duration_us=HOUR_US // 24).requests()
 
 
 @pytest.mark.parametrize("start_us", [START_US, START_US + 7_000_001])

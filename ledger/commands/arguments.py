@@ -15,15 +15,12 @@ from ledger.config import scaled
 from ledger.core.money import parse_nanos
 from ledger.core.periods import Month, on_grid, parse_month, parse_time, parse_zone
 from ledger.errors import Refusal, UsageError
-from ledger.limits import PPM_MAX, TEXT_CHARS_MAX
+from ledger.limits import PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-
-TABLE_ROWS = 40
-"""Rows of a table before the rest is summed up in one line: what a person still reads."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -61,6 +61,9 @@ def month_list(args: Namespace) -> int:
             months: list[Month] = []
             if start_us is not None and end_us is not None:
                 months = list(months_between(start_us, end_us, read_terms(connection).zone))
+                closed = books.last_closed(connection)
+                if closed == str(months[-1]):
+                    months.append(months[-1].next())  # where adjustments go
         for month in months:
             statement = read_statement(ledger.database, str(month), now_us=now_us())
             rows.append(

@@ -65,6 +65,7 @@ def demo(args: Namespace) -> int:
     start_us = parse_time(DEMO_START)
     assert isinstance(start_us, int)
     final = settings.state_dir / "demo.db"
+    _sweep(settings.state_dir)
     fresh = settings.state_dir / f"demo.{os.getpid()}.new.db"
     made = replace(settings, database=f"sqlite:///{fresh}")
     make_folder(made.database)
@@ -225,6 +226,14 @@ def _events_file(text: str | None, plan: Plan) -> Path | None:
     if not os.access(events.parent, os.W_OK):
         raise UsageError(f"--events {events}: {events.parent} is no directory that can be written; name another place")
     return events
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what demonstrations that were killed have left."""
+    for left in folder.glob("demo.*.new.db*"):
+        owner = left.name.split(".")[1]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            left.unlink(missing_ok=True)
 
 
 def _take_place(fresh: Path, final: Path) -> None:

@@ -45,19 +45,22 @@ from ledger.hook.requests import COUNTS, DRAFTED, REJECTED, Request
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ledger.core.blocks import Account, Table
+    from ledger.core.holders import Account, Table
     from ledger.core.sharing import Node
 
 SYSTEM_DIMS = Dimensions(tenant=SYSTEM, session=NO_SESSION)
 STRAY_DIMS = Dimensions(tenant=UNATTRIBUTED, session=NO_SESSION)
 
-T = TypeVar("T")
+SLICE_ROWS = 16
+"""Rows between two rests: more at a time would be felt by the engine's thread."""
 
-SLICE_ROWS = 64
-"""Rows settled between two pauses, about 0.1 ms; and of those that make records, about 0.2 ms:"""
-RECORD_ROWS = 16
+LIGHT_ROWS = 64
+"""The same where a row is a microsecond or two."""
+
 SORT_ROWS = 128
-"""Rows sorted between two pauses, about 0.1 ms."""
+"""Rows sorted between two rests, about 0.1 ms."""
+
+Item = TypeVar("Item")
 
 Values = tuple[int, int, int]
 """Block time, unfilled and look-ahead slot time."""
@@ -160,20 +163,20 @@ def holding_of(values: Sequence[int]) -> Holding:
 class Tree:
     """Requests under their sessions under their tenants, in the order of their names."""
 
-    def __init__(self, members: Iterable[Request | Dimensions], pause: Callable[[], None] | None = None) -> None:
-        self._pause = pause
-        keyed = ordered(
+    def __init__(self, members: Iterable[Request | Dimensions], rest: Callable[[], None]) -> None:
+        self._rest = rest
+        keyed = in_order(
             (
                 (member.dims, member.id, member) if isinstance(member, Request) else (member, "", member)
                 for member in members
             ),
             lambda entry: (_sort_key(entry[0]), entry[1]),
-            pause,
+            rest,
         )
         self.members = [member for _, _, member in keyed]
         self.tenants: list[list[tuple[Dimensions, int, int]]] = []
         tenant = None
-        for i, (dims, _, _) in enumerate(sliced(keyed, pause)):
+        for i, (dims, _, _) in enumerate(in_slices(keyed, rest, LIGHT_ROWS)):
             if dims.tenant != tenant:
                 tenant = dims.tenant
                 self.tenants.append([(dims, i, i + 1)])
@@ -186,12 +189,16 @@ class Tree:
         """Whole units of ``total`` for each session and each member; ``exact`` is aligned with ``members``."""
         units = [part >> SHIFT for part in exact]
         if sum(units) == total:
-            sessions = {dims: sum(units[a:b]) for tenant in self.tenants for dims, a, b in sliced(tenant, self._pause)}
+            sessions = {
+                dims: sum(units[a:b])
+                for tenant in self.tenants
+                for dims, a, b in in_slices(tenant, self._rest, LIGHT_ROWS)
+            }
             return sessions, units
-        sums = [[sum(exact[a:b]) for _, a, b in sliced(tenant, self._pause)] for tenant in self.tenants]
+        sums = [[sum(exact[a:b]) for _, a, b in in_slices(tenant, self._rest, LIGHT_ROWS)] for tenant in self.tenants]
         sessions = {}
         for share, tenant, parts in zip(divide(total, [sum(of) for of in sums]), self.tenants, sums, strict=True):
-            for part, (dims, a, b) in sliced(zip(divide(share, parts), tenant, strict=True), self._pause):
+            for part, (dims, a, b) in in_slices(zip(divide(share, parts), tenant, strict=True), self._rest, LIGHT_ROWS):
                 sessions[dims] = part
                 units[a:b] = (part,) if b == a + 1 else divide(part, exact[a:b])
         return sessions, units
@@ -199,30 +206,6 @@ class Tree:
 
 def _sort_key(dims: Dimensions) -> tuple[str, str, str, str, str, int]:
     return (dims.tenant, dims.session, dims.model, dims.adapter, dims.scenario, dims.priority)
-
-
-def sliced(items: Iterable[T], pause: Callable[[], None] | None, rows: int = SLICE_ROWS) -> Iterable[T]:
-    """``items``, with a pause after every ``rows``: what a thread does in Python keeps the engine from waking up."""
-    return items if pause is None else _paused(items, pause, rows)
-
-
-def _paused(items: Iterable[T], pause: Callable[[], None], rows: int) -> Iterator[T]:
-    for number, item in enumerate(items, 1):
-        yield item
-        if number % rows == 0:
-            pause()
-
-
-def ordered(items: Iterable[T], key: Callable[[T], Any], pause: Callable[[], None] | None) -> list[T]:
-    """``items`` sorted by ``key``, which tells each from each; in runs that are merged where there is a ``pause``."""
-    every = list(sliced(items, pause))
-    if pause is None or len(every) <= SORT_ROWS:
-        return sorted(every, key=key)
-    runs = []
-    for start in range(0, len(every), SORT_ROWS):
-        runs.append(sorted(every[start : start + SORT_ROWS], key=key))
-        pause()
-    return list(sliced(merge(*runs, key=key), pause))
 
 
 def settled_nodes(leaves: dict[Node, Values], tables: Iterable[frozenset[Node]]) -> dict[Node, Values]:
@@ -250,13 +233,36 @@ def settled_nodes(leaves: dict[Node, Values], tables: Iterable[frozenset[Node]])
     return known
 
 
+def in_slices(items: Iterable[Item], rest: Callable[[], None], rows: int = SLICE_ROWS) -> Iterator[Item]:
+    """The items, with a rest after every few: the thread that settles holds the interpreter's lock meanwhile."""
+    for i, item in enumerate(items, 1):
+        yield item
+        if not i % rows:
+            rest()
+
+
+def in_order(items: Iterable[Item], key: Callable[[Item], Any], rest: Callable[[], None]) -> list[Item]:
+    """The items sorted by ``key``, which tells each from each: in runs that are merged, with rests between."""
+    every = list(in_slices(items, rest, LIGHT_ROWS))
+    if rest is no_rest or len(every) <= SORT_ROWS:
+        return sorted(every, key=key)
+    runs = []
+    for start in range(0, len(every), SORT_ROWS):
+        runs.append(sorted(every[start : start + SORT_ROWS], key=key))
+        rest()
+    return list(in_slices(merge(*runs, key=key), rest, LIGHT_ROWS))
+
+
+def no_rest() -> None:
+    """Settle in one go: nobody is waiting."""
+
+
 class Settler:
     """Makes a batch of each cut, in order. One thread at a time."""
 
     def __init__(self, emit: Callable[[Batch], None]) -> None:
         self.emit = emit
-        self.pause: Callable[[], None] | None = None
-        """Called every few rows while settling: the drain thread lets the engine's have the GIL."""
+        self.rest: Callable[[], None] = no_rest
         self.tally = Tally()
         self.cached: dict[str, dict[Dimensions, int]] = {}
         """Cached blocks of every session of every pool at the last settled boundary."""
@@ -273,11 +279,13 @@ class Settler:
                 request.uses.append((anchor + cut.start_t, use[0], use[1]))
         length = cut.end_t - cut.start_t
         touched = {
-            (pool.name, account.dims) for pool in cut.pools for account, _, _ in sliced(pool.accounts, self.pause)
+            (pool.name, account.dims)
+            for pool in cut.pools
+            for account, _, _ in in_slices(pool.accounts, self.rest, LIGHT_ROWS)
         }
         sessions = []
-        in_order = ordered(rows.items(), lambda entry: (entry[0][0], _sort_key(entry[0][1])), self.pause)
-        for (pool, dims), row in sliced(in_order, self.pause, RECORD_ROWS):
+        found = in_order(rows.items(), lambda entry: (entry[0][0], _sort_key(entry[0][1])), self.rest)
+        for (pool, dims), row in in_slices(found, self.rest):
             if (pool, dims) not in touched:
                 row.cached_end = self.cached[pool].get(dims, 0)
                 row.cached_us = row.cached_end * length
@@ -301,8 +309,8 @@ class Settler:
             standing = tuple(
                 StandingCount(pool=pool.name, dims=dims, cached_blocks=blocks)
                 for pool in sorted(cut.pools, key=lambda pool: pool.name)
-                for dims, blocks in sliced(
-                    ordered(self.cached[pool.name].items(), lambda entry: _sort_key(entry[0]), self.pause), self.pause
+                for dims, blocks in in_slices(
+                    in_order(self.cached[pool.name].items(), lambda entry: _sort_key(entry[0]), self.rest), self.rest
                 )
             )
         for pool_cut in cut.pools:
@@ -330,7 +338,7 @@ class Settler:
             pools=tuple(pools),
             sessions=tuple(sessions),
             standing=standing,
-            requests=tuple(_record(request, anchor, lead) for request in sliced(cut.complete, self.pause, RECORD_ROWS)),
+            requests=tuple(_record(request, anchor, lead) for request in in_slices(cut.complete, self.rest)),
             histograms=self.tally.histograms(cut.log),
         )
 
@@ -338,56 +346,16 @@ class Settler:
         self, cut: Cut, pool: PoolCut, rows: dict[tuple[str, Dimensions], Row], uses: dict[Request, list[int]]
     ) -> PoolPeriod:
         t = cut.end_t
-        nodes = settled_nodes(pool.nodes, sliced([table[3] for table in pool.tables], self.pause))
-        parts: dict[Request, list[int]] = {}
         slots = sum(us * size for us, size in zip(pool.group_us, pool.sizes, strict=True))
-        fallen = pool.ticks[0] * t + pool.ticks[1]
-        for (
-            table,
-            own,
-            acc,
-            leaves,
-            shared,
-            unfilled,
-            u_acc,
-            falls,
-            ahead,
-            a_acc,
-            a_falls,
-            s_unf,
-            s_ahead,
-        ) in sliced(pool.tables, self.pause):
-            held = own * t + acc
-            active = (held << SHIFT) + shared
-            # What is stored is less all own slots.
-            empty = ((held * table.size + unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
-            coming = ((ahead * t + a_acc - a_falls * fallen) << SHIFT) + s_ahead
-            for leaf in leaves:
-                more = nodes[leaf]
-                active += more[0]
-                empty += more[1]
-                coming += more[2]
-            done = table.done
-            table.done = (active, empty, coming)
-            request = table.holder
-            assert isinstance(request, Request)
-            active -= done[0]
-            part = parts.get(request)
-            if part is None:
-                parts[request] = [active, empty - done[1], coming - done[2], active * table.size]
-            else:
-                part[0] += active
-                part[1] += empty - done[1]
-                part[2] += coming - done[2]
-                part[3] += active * table.size
-        tree = Tree(parts, self.pause)
+        parts = _exact_shares(pool, t, self.rest)
+        tree = Tree(parts, self.rest)
         for measure, total in enumerate((pool.active_us, pool.unfilled_us, pool.ahead_us, slots)):
             if not total and measure:
                 continue
             sessions, units = tree.settle(total, [parts[member][measure] for member in tree.members])  # type: ignore[index]
-            for dims, share in sliced(sessions.items(), self.pause):
+            for dims, share in in_slices(sessions.items(), self.rest, LIGHT_ROWS):
                 _row(rows, pool.name, dims).holding[measure] = share
-            for member, share in sliced(zip(tree.members, units, strict=True), self.pause):
+            for member, share in in_slices(zip(tree.members, units, strict=True), self.rest, LIGHT_ROWS):
                 assert isinstance(member, Request)
                 sums = member.holding_sums.get(pool.name)
                 if sums is None:
@@ -396,7 +364,7 @@ class Settler:
                 if not measure and pool.name == cut.lead:
                     uses[member] = [share, 0]
         standing = self.cached.setdefault(pool.name, {})
-        for account, blocks, cached_us in sliced(pool.accounts, self.pause):
+        for account, blocks, cached_us in in_slices(pool.accounts, self.rest, LIGHT_ROWS):
             row = _row(rows, pool.name, account.dims)
             row.cached_end = blocks
             row.cached_us = cached_us
@@ -430,35 +398,95 @@ class Settler:
             parts[SYSTEM_DIMS] = cut.system_compute
         if cut.stray_compute:
             parts[STRAY_DIMS] = cut.stray_compute
-        for request, compute, output in sliced(cut.steady, self.pause):
-            parts[request] = compute + cut.weight - request.compute_done
-            request.compute_done = compute + cut.weight
-            output += cut.ended_steps - request.output_done
-            request.output_done += output
-            request.output_sum += output
-            _row(rows, lead, request.dims).output += output
-        for request, compute, output, counts in sliced(cut.touched, self.pause):
-            parts[request] = parts.get(request, 0) + compute - request.compute_done
-            request.compute_done = compute
+        for request, compute, output in in_slices(cut.steady, self.rest, LIGHT_ROWS):
+            parts[request] = _progress(
+                request, _row(rows, lead, request.dims), compute + cut.weight, output + cut.ended_steps
+            )
+        for request, compute, output, counts in in_slices(cut.touched, self.rest):
             row = _row(rows, lead, request.dims)
-            row.output += output - request.output_done
-            request.output_sum += output - request.output_done
-            request.output_done = output
+            parts[request] = parts.get(request, 0) + _progress(request, row, compute, output)
             if counts is not None:
                 row.add_counts(counts)
                 request.counts_sum = [old + more for old, more in zip(request.counts_sum, counts, strict=True)]
         for request in cut.complete:
             _row(rows, lead, request.dims)
-        if not cut.step_us:
-            return
-        tree = Tree(parts, self.pause)
-        sessions, units = tree.settle(cut.step_us, [parts[member] for member in tree.members])
-        for dims, share in sliced(sessions.items(), self.pause):
-            _row(rows, lead, dims).compute = share
-        for member, share in sliced(zip(tree.members, units, strict=True), self.pause):
-            if isinstance(member, Request) and share:
-                member.compute_sum += share
-                uses.setdefault(member, [0, 0])[1] = share
+        _settle_steps(cut, rows, uses, parts, self.rest)
+
+
+def _settle_steps(
+    cut: Cut,
+    rows: dict[tuple[str, Dimensions], Row],
+    uses: dict[Request, list[int]],
+    parts: dict[Request | Dimensions, int],
+    rest: Callable[[], None],
+) -> None:
+    """Law 3: the period's step time over those who computed, by largest remainder."""
+    if not cut.step_us:
+        return
+    tree = Tree(parts, rest)
+    sessions, units = tree.settle(cut.step_us, [parts[member] for member in tree.members])
+    for dims, share in in_slices(sessions.items(), rest, LIGHT_ROWS):
+        _row(rows, cut.lead, dims).compute = share
+    for member, share in in_slices(zip(tree.members, units, strict=True), rest, LIGHT_ROWS):
+        if isinstance(member, Request) and share:
+            member.compute_sum += share
+            uses.setdefault(member, [0, 0])[1] = share
+
+
+def _exact_shares(pool: PoolCut, t: int, rest: Callable[[], None]) -> dict[Request, list[int]]:
+    """Fixed-point shares of the period by request: block, unfilled, look-ahead and held slot time."""
+    nodes = settled_nodes(pool.nodes, in_slices([table[3] for table in pool.tables], rest, LIGHT_ROWS))
+    parts: dict[Request, list[int]] = {}
+    fallen = pool.ticks[0] * t + pool.ticks[1]
+    for (
+        table,
+        own,
+        acc,
+        leaves,
+        shared,
+        unfilled,
+        u_acc,
+        falls,
+        ahead,
+        a_acc,
+        a_falls,
+        s_unf,
+        s_ahead,
+    ) in in_slices(pool.tables, rest, LIGHT_ROWS):
+        held = own * t + acc
+        active = (held << SHIFT) + shared
+        # What is stored is less all own slots.
+        empty = ((held * table.size + unfilled * t + u_acc - falls * fallen) << SHIFT) + s_unf
+        coming = ((ahead * t + a_acc - a_falls * fallen) << SHIFT) + s_ahead
+        for leaf in leaves:
+            more = nodes[leaf]
+            active += more[0]
+            empty += more[1]
+            coming += more[2]
+        done = table.done
+        table.done = (active, empty, coming)
+        request = table.holder
+        assert isinstance(request, Request)
+        active -= done[0]
+        part = parts.get(request)
+        if part is None:
+            parts[request] = [active, empty - done[1], coming - done[2], active * table.size]
+        else:
+            part[0] += active
+            part[1] += empty - done[1]
+            part[2] += coming - done[2]
+            part[3] += active * table.size
+    return parts
+
+
+def _progress(request: Request, row: Row, compute: int, output: int) -> int:
+    """Book a request's output since the last boundary in its row; returns its computing time since then."""
+    row.output += output - request.output_done
+    request.output_sum += output - request.output_done
+    request.output_done = output
+    since = compute - request.compute_done
+    request.compute_done = compute
+    return since
 
 
 def _row(rows: dict[tuple[str, Dimensions], Row], pool: str, dims: Dimensions) -> Row:

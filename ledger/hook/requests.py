@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledger.core.blocks import Holder, Key
+from ledger.core.holders import Holder, Key
 
 if TYPE_CHECKING:
     from ledger.core.records import Dimensions, Outcome

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ledger.core.blocks import BlockAccounts, Holder, Ticks
+from ledger.core.holders import Holder, Ticks
 from ledger.core.sharing import SHIFT
 from ledger.hook.histograms import Log
 from ledger.hook.requests import COUNTS, Request, accept, compute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from ledger.core.blocks import BlockAccounts
 
 STEPS_IN_FLIGHT_MAX = 64
 """Engines have one or two (pipeline parallel: one for each stage); more means that ends are not reported."""
@@ -152,46 +154,16 @@ class Steps:
 
     def schedule(self, t: int, tokens: Mapping[str, int], total: int) -> None:
         """A step begins: whose tokens it computes."""
+        steady = self.steady
+        apart, strays, total = self._exceptions(t, tokens, total)
         if len(self.flight) >= STEPS_IN_FLIGHT_MAX:
             self.fault("steps_in_flight")
             self.end(t, {})
-        steady = self.steady
-        apart: list[tuple[Request, int]] = []
-        strays = 0
-        if not (len(tokens) == total == len(steady) and self._all_steady(tokens, 0)):
-            rest = total
-            for name, request in self.partial.items():
-                count = tokens.get(name)
-                if count:
-                    apart.append((request, count))
-                    rest -= count
-            if not (len(tokens) - len(apart) == rest == len(steady) and self._all_steady(tokens, len(apart))):
-                apart, strays = self._look(t, tokens)
-                actual = len(steady) + strays + sum([count for _, count in apart])
-                if actual != total:
-                    self.fault("total_differs")
-                    total = actual
         step = Step(t, total, len(tokens), strays)
         self.serial += 1
         self.flight.append(step)
         ticks = self.ticks
-        n = ticks.n
-        due = ticks.due
-        for table in due.pop(n, ()):
-            # Tables whose tail was to be full by now; most have got a block since, and are looked at later.
-            if table.queued == n:
-                later = table.due
-                if later > n:
-                    table.queued = later
-                    waiting = due.get(later)
-                    if waiting is None:
-                        due[later] = [table]
-                    else:
-                        waiting.append(table)
-                else:
-                    table.queued = -1
-                    if later == n:
-                        table.pool.retune(t, table)
+        self._look_at_full(t)
         if steady:
             for pool in self.pools:
                 if pool.falls or pool.ahead_falls:
@@ -200,6 +172,50 @@ class Steps:
         ticks.acc -= t
         for request, count in apart:
             self._schedule_apart(t, step, request, count)
+
+    def _exceptions(self, t: int, tokens: Mapping[str, int], total: int) -> tuple[list[tuple[Request, int]], int, int]:
+        """Requests that are not ordinary in this step, tokens of unknown ones, and the true total.
+
+        Mostly they are among those that hold blocks and are not steady, so the others need no looking at.
+        """
+        steady = self.steady
+        apart: list[tuple[Request, int]] = []
+        strays = 0
+        if not (len(tokens) == total == len(steady) and self._all_steady(tokens, 0)):
+            rest = total
+            for name, request in self.partial.items():
+                count = tokens.get(name)
+                if count and count > 0:
+                    apart.append((request, count))
+                    rest -= count
+            if not (len(tokens) - len(apart) == rest == len(steady) and self._all_steady(tokens, len(apart))):
+                apart, strays = self._look(t, tokens)
+                actual = len(steady) + strays + sum([count for _, count in apart])
+                if actual != total:
+                    self.fault("total_differs")
+                    total = actual
+        return apart, strays, total
+
+    def _look_at_full(self, t: int) -> None:
+        """Tables whose tail was to be full by now; most have got a block since, and are looked at later."""
+        ticks = self.ticks
+        n = ticks.n
+        due = ticks.due
+        for table in due.pop(n, ()):
+            if table.queued != n:
+                continue
+            later = table.due
+            if later > n:
+                table.queued = later
+                waiting = due.get(later)
+                if waiting is None:
+                    due[later] = [table]
+                else:
+                    waiting.append(table)
+            else:
+                table.queued = -1
+                if later == n:
+                    table.pool.retune(t, table)
 
     def _all_steady(self, tokens: Mapping[str, int], apart: int) -> bool:
         """Whether every steady request is scheduled, given that there is room for just these beside ``apart`` others.
@@ -256,13 +272,17 @@ class Steps:
         if ends:
             request.loose += drafted + 1
         step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
-        plain = request.high == request.frontier
-        for table in request.tables:
-            if table.size:
-                table.pool.moved(t, table)
-                plain = plain and table.pool.is_plain(table)
-        if ends and count == 1 and not drafted and plain:
+        if ends and count == 1 and not drafted and self._is_plain(request):
             self.settle_down(t, request)
+        else:
+            self._moved(t, request)
+
+    @staticmethod
+    def _is_plain(request: Request) -> bool:
+        """Whether steps need do no more for the request than to fill its own tail."""
+        return request.high == request.frontier and all(
+            table.pool.is_plain(table) for table in request.tables if table.size
+        )
 
     # -- the end of a step ---------------------------------------------------------------------------
 
@@ -308,24 +328,26 @@ class Steps:
         count = accepted.get(request.id, 1 if entry.ends else 0)
         if entry.ends and entry.generation == request.generation:
             request.loose -= entry.drafted + 1
-        if entry.ends:
-            if count == entry.drafted + 1:
-                request.output += count
-                if entry.drafted:
-                    self._moved(t, request)
-            else:
-                if request.steady:
-                    self.rouse(t, request)
-                accept(request, self.counts(request), count, entry.drafted, entry.generation)
-                self._moved(t, request)
-        elif count:
-            # The first token came from elsewhere, with transferred content.
-            if request.steady:
-                self.rouse(t, request)
+        if entry.ends and count == entry.drafted + 1:
             request.output += count
-            request.known += count
+            if entry.drafted:
+                self._moved(t, request)
+        elif entry.ends or count:
+            self._accept(t, request, entry, count)
         if count > 0:
             self._milestone(t, request, count)
+
+    def _accept(self, t: int, request: Request, entry: Entry, count: int) -> None:
+        """Other than what was supposed when the step was scheduled."""
+        if request.steady:
+            self.rouse(t, request)
+        if entry.ends:
+            accept(request, self.counts(request), count, entry.drafted, entry.generation)
+            self._moved(t, request)
+        else:
+            # The first token came from elsewhere, with transferred content.
+            request.output += count
+            request.known += count
 
     @staticmethod
     def _moved(t: int, request: Request) -> None:

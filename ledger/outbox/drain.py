@@ -56,8 +56,8 @@ _HELD: Final = Path()
 class Meter(Protocol):
     """What the drain thread drives; :class:`ledger.hook.meter.Meter` with ``settle_later`` is one."""
 
-    def settle(self, limit: int | None = None, *, pause: Callable[[], None] | None = None) -> int:
-        """Settle waiting periods and emit their batches; how many it were. ``pause`` is called every few rows."""
+    def settle(self, limit: int | None = None, *, rest: Callable[[], None]) -> int:
+        """Settle waiting periods and emit their batches; how many it were. ``rest`` is called every few rows."""
 
     def resend_standing(self) -> None:
         """The receiver missed something."""
@@ -276,7 +276,7 @@ class Outbox:
 
     def _settle_all(self) -> None:
         # One at a time, each encoded before the next: memory holds one settled period.
-        while self._meter is not None and self._meter.settle(1, pause=self._rest):
+        while self._meter is not None and self._meter.settle(1, rest=self._rest):
             self._keep_queued()
 
     def _keep_queued(self) -> None:

@@ -45,8 +45,8 @@ RTX_4090_LLAMA_8B = LatencyModel(
 )
 
 LARGE_MODEL = LatencyModel(
-    name="invented: 1.6 T parameters in 8 bits, read at 8 TB/s",
-    fixed_ns=200_000_000,
+    name="invented: 2 T parameters in 8 bits, read at 8 TB/s",
+    fixed_ns=250_000_000,
     per_prefill_token_ns=400_000,
     per_prefill_pair_ps=200,
     per_sequence_ns=60_000,

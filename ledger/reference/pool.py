@@ -18,7 +18,7 @@ from itertools import islice, repeat, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 class BlockPool:
@@ -41,9 +41,9 @@ class BlockPool:
         """Blocks of the longest cached prefix of ``hashes``, at most ``limit`` of them."""
         return list(takewhile(bool, map(self._by_hash.get, islice(hashes, limit), repeat(0))))
 
-    def idle_among(self, hits: Iterable[int]) -> int:
+    def idle_among(self, hits: Sequence[int]) -> int:
         """How many of ``hits`` nobody references: taking them uses up available blocks."""
-        return sum(not reference for reference in map(self.references.__getitem__, hits))
+        return list(map(self.references.__getitem__, hits)).count(0)
 
     def take_hits(self, hits: Sequence[int]) -> None:
         """One more reference to each of ``hits``."""
@@ -61,16 +61,21 @@ class BlockPool:
         """
         references = self.references
         hash_of = self.hash_of
-        pop = self._queue.popitem
-        taken = []
-        evicted = []
-        for _ in range(count):
-            block, _none = pop(last=False)
-            if hash_of[block] is not None:
-                self._forget(block)
-                evicted.append(block)
+        queue = self._queue
+        taken = list(islice(queue, count))
+        for block in taken:
+            del queue[block]
             references[block] = 1
-            taken.append(block)
+        evicted = [block for block in taken if hash_of[block] is not None]
+        if self._twins:
+            for block in evicted:
+                self._forget(block)
+        else:
+            by_hash = self._by_hash
+            for block in evicted:
+                # Not None: it was just looked at.
+                del by_hash[hash_of[block]]  # type: ignore[arg-type]
+                hash_of[block] = None
         return taken, evicted
 
     def release(self, table: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -78,17 +83,15 @@ class BlockPool:
         references = self.references
         hash_of = self.hash_of
         queue = self._queue
-        cached = []
-        freed = []
+        idle = []
         for block in reversed(table):
             left = references[block] - 1
             references[block] = left
             if not left:
                 queue[block] = None
-                if hash_of[block] is None:
-                    freed.append(block)
-                else:
-                    cached.append(block)
+                idle.append(block)
+        cached = [block for block in idle if hash_of[block] is not None]
+        freed = [block for block in idle if hash_of[block] is None] if len(cached) < len(idle) else []
         return cached, freed
 
     def register(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
@@ -97,6 +100,10 @@ class BlockPool:
         hash_of = self.hash_of
         for block, key in zip(blocks, hashes, strict=True):
             hash_of[block] = key
+        if by_hash.keys().isdisjoint(hashes):
+            by_hash.update(zip(hashes, blocks, strict=True))
+            return
+        for block, key in zip(blocks, hashes, strict=True):
             if by_hash.setdefault(key, block) != block:
                 self._twins.setdefault(key, []).append(block)
 

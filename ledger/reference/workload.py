@@ -241,8 +241,8 @@ class Workload:
 def mixed_day(seed: int = 1, *, load: float = 1.0, duration_us: int = DAY_US) -> Workload:
     """One simulated day of all ten tenants on two engines of a large model (its figures: ``LARGE_MODEL``).
 
-    At ``load`` 1 and seed 1: 17 000 requests, 2.9 million answer tokens, 760 000 steps; a quarter of the blocks
-    active on the mean, the rest nearly all cached. docs/reference-engine.md has the measured load and time.
+    At ``load`` 1 and seed 1: 17 000 requests, 2.9 million answer tokens, 630 000 steps; 28 % of the blocks
+    active on the mean, 70 % cached. docs/reference-engine.md has the measured load and time.
     """
     return Workload(
         name="mixed-day",

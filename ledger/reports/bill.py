@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from ledger.core.money import apportion, decimal_text, rounded_text
+from ledger.core.money import apportion, decimal_text
 from ledger.core.periods import format_time
-from ledger.reports.render import ABSENT, RULED, console, csv_text, duration, percent, shown_quantity
+from ledger.limits import TABLE_ROWS
+from ledger.reports.render import (
+    ABSENT,
+    PLACES,
+    RULED,
+    console,
+    csv_text,
+    duration,
+    money,
+    percent,
+    shown_quantity,
+)
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -22,9 +33,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ledger.reports.statement import Statement
-
-PLACES = 4
-"""Decimals of amounts in the tables: a tenth of a cent of the smallest tenants still shows."""
 
 MINI = 10
 """Cells of the small bar beside a tenant; the largest tenant fills it."""
@@ -163,22 +171,28 @@ def _tenants(statement: Statement, screen: Console) -> None:
     table = Table(box=RULED, show_edge=False, pad_edge=False, show_footer=True, header_style="bold")
     table.footer_style = "bold"
     whole = sum(totals.values())
-    table.add_column("tenant", "all tenants", no_wrap=True, overflow="ellipsis", ratio=None)
+    label = "all tenants" if statement.tenant is None else "total"
+    table.add_column("tenant", label, no_wrap=True, overflow="ellipsis")
     for kind in kinds:
         amount = sum(row.get(kind, 0) for row in sums.values())
-        table.add_column(kind, rounded_text(amount, PLACES), justify="right", no_wrap=True)
-    table.add_column("total", rounded_text(whole, PLACES), justify="right", no_wrap=True)
+        table.add_column(kind, money(amount), justify="right", no_wrap=True)
+    table.add_column("total", money(whole), justify="right", no_wrap=True)
     table.add_column("share", percent(whole, statement.bill_nanos), justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for tenant, total in sorted(totals.items(), key=lambda item: (-item[1], item[0])):
-        amounts = [rounded_text(sums[tenant][kind], PLACES) if kind in sums[tenant] else ABSENT for kind in kinds]
+    order = sorted(totals, key=lambda tenant: (-totals[tenant], tenant))
+    for tenant in order[:TABLE_ROWS]:
+        amounts = [money(sums[tenant][kind]) if kind in sums[tenant] else ABSENT for kind in kinds]
         table.add_row(
             Text(tenant),
             *amounts,
-            rounded_text(total, PLACES),
-            percent(total, statement.bill_nanos),
-            Text(_mini(total, largest), style="green"),
+            money(totals[tenant]),
+            percent(totals[tenant], statement.bill_nanos),
+            Text(_mini(totals[tenant], largest), style="green"),
         )
+    if rest := order[TABLE_ROWS:]:
+        amounts = [money(sum(sums[tenant].get(kind, 0) for tenant in rest)) for kind in kinds]
+        left = sum(totals[tenant] for tenant in rest)
+        table.add_row(f"{len(rest):,} more", *amounts, money(left), percent(left, statement.bill_nanos), style="dim")
     screen.print(table)
     screen.print()
 
@@ -196,14 +210,14 @@ def _others(statement: Statement, screen: Console) -> None:
     table = Table(box=RULED, show_edge=False, pad_edge=False, show_footer=True, header_style="bold")
     table.footer_style = "bold"
     table.add_column("no tenant's", "bill", no_wrap=True)
-    table.add_column("total", rounded_text(statement.bill_nanos, PLACES), justify="right", no_wrap=True)
+    table.add_column("total", money(statement.bill_nanos), justify="right", no_wrap=True)
     table.add_column("share", percent(statement.bill_nanos, statement.bill_nanos), justify="right", no_wrap=True)
     table.add_column("GPU time", justify="right", no_wrap=True)
     table.add_column("which is", overflow="fold")
     for line in sorted(others, key=lambda line: list(LOOKS).index(line.account)):
         table.add_row(
             _name(line.account),
-            rounded_text(line.amount_nanos, PLACES),
+            money(line.amount_nanos),
             percent(line.amount_nanos, statement.bill_nanos),
             ABSENT if line.asset_us is None else duration(line.asset_us),
             Text(LOOKS[line.account].meaning, style="dim"),
@@ -250,7 +264,7 @@ def _waste(statement: Statement, screen: Console) -> None:
         table.add_row(
             kind,
             shown_quantity(quantity, unit),
-            ABSENT if amount is None else rounded_text(amount, PLACES),
+            ABSENT if amount is None else money(amount),
             ABSENT if amount is None else percent(amount, statement.bill_nanos),
             Text(WASTE[kind], style="dim"),
         )

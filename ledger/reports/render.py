@@ -30,6 +30,9 @@ Value = int | str | bool | None
 ABSENT = "-"
 """Where there is no figure: absent is not zero."""
 
+PLACES = 4
+"""Decimals of amounts in tables: a hundredth of a cent; the exact figures are in JSON and CSV."""
+
 TEXT_MIN = 10
 """Cells that a text keeps when a table is squeezed; figures and times keep all of theirs."""
 
@@ -139,6 +142,14 @@ def percent(part: int, whole: int) -> str:
     return f"{sign}{tenths // 10}.{tenths % 10} %"
 
 
+def money(nanos: int) -> str:
+    """An amount to :data:`PLACES` decimals; what is there but too small to show says so."""
+    text = rounded_text(nanos, PLACES)
+    if nanos and not text.strip("-0.,"):
+        return f"{'>-' if nanos < 0 else '<'}{rounded_text(10 ** (9 - PLACES), PLACES)}"
+    return text
+
+
 def duration(us: int) -> str:
     """A length of time in its largest two units: ``3 d 02 h``, ``2 h 05 min``, ``4 min 30 s``, ``1.25 s``."""
     seconds = us // 1_000_000
@@ -160,6 +171,8 @@ def shown_quantity(quantity: int, unit: str) -> str:
 
 def _block_hours(block_us: int) -> str:
     hundredths = (200 * block_us + HOUR_US) // (2 * HOUR_US)
+    if block_us and not hundredths:
+        return "<0.01"
     if hundredths >= 100_000:
         return f"{(hundredths + 50) // 100:,}"
     return f"{hundredths // 100:,}.{hundredths % 100:02d}"
@@ -169,7 +182,7 @@ _SHOWN: dict[Shape, Callable[[int], str]] = {
     Shape.TEXT: str,
     Shape.TIME: format_time,
     Shape.COUNT: lambda value: f"{value:,}",
-    Shape.MONEY: lambda value: rounded_text(value, 4),
+    Shape.MONEY: money,
     Shape.BLOCK_TIME: _block_hours,
     Shape.DURATION: duration,
     Shape.MILLI: lambda value: f"{value / 1000:,.0f}",

@@ -256,6 +256,10 @@ pool_hours = _derived(
     Index("ix_pool_hours_start_us", "start_us"),
 )
 
+settled_months = _derived("settled_months", Column("month", Text, primary_key=True), text("inputs"))
+"""A digest of all that a month's settlement could depend on, when it was last gone through: a month that has the
+same is not gone through again. May be emptied at any time."""
+
 findings = Table(
     "findings",
     metadata,

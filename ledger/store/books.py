@@ -448,6 +448,34 @@ def settled_until(connection: Connection) -> int | None:
     return None if found is None else int(found)
 
 
+def settled_inputs(connection: Connection, month: str) -> str | None:
+    """The digest under which a month was last gone through; None where it never was."""
+    m = t.settled_months.c
+    found = connection.execute(select(m.inputs).where(m.month == month)).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
+def keep_settled_inputs(connection: Connection, month: str, inputs: str) -> None:
+    """Remember that a month has been gone through."""
+    m = t.settled_months
+    connection.execute(m.delete().where(m.c.month == month))
+    connection.execute(m.insert().values(month=month, inputs=inputs))
+
+
+def count_settled(connection: Connection, month: str) -> int:
+    """How many intervals of asset groups of a month are booked."""
+    x = t.transactions.c
+    query = select(func.count()).where(x.month == month, x.revision == FIRST_REVISION)
+    return int(connection.execute(query).scalar_one())
+
+
+def config_state(connection: Connection) -> tuple[int, ...]:
+    """How many rows of configuration there are, table by table: they are only ever added to."""
+    return tuple(
+        int(connection.execute(select(func.coalesce(func.max(each.c.id), 0))).scalar_one()) for each in t.CONFIGURATION
+    )
+
+
 # --- months ---------------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,9 @@ Large tables take a bulk path: ``executemany`` of plain tuples on SQLite, ``COPY
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, select, text
@@ -22,10 +23,13 @@ from ledger.store.database import Database, lock
 from ledger.store.fact_rows import Row, day_of, dimensions_in, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-_COPIED_FROM: Final = 12
-"""Rows from which a COPY of its own (two round trips) is cheaper than an INSERT a row in a shared one."""
+_PARTITIONED: Final = frozenset(tables.PARTITIONED)
+_ORDER: Final = {table: place for place, table in enumerate(tables.PARTITIONED)}
+
+_COPIED_FROM: Final = 40
+"""Rows from which a COPY of its own (two round trips) is cheaper than a part in a shared one."""
 
 _CHUNK: Final = 500
 """Dimension sets in one statement: six values each stay far below SQLite's 32 766 and keep plans short."""
@@ -33,10 +37,15 @@ _CHUNK: Final = 500
 
 @dataclass(slots=True)
 class Learned:
-    """Ids met in one transaction; :func:`remember` keeps them once it is committed."""
+    """What one transaction has met: ids, which :func:`remember` keeps once it is committed, and rows to write.
 
+    Rows of the large tables wait in ``rows`` until :func:`flush`, so that those of several batches go together.
+    """
+
+    rows: dict[tuple[Table, int], list[Row]] = field(default_factory=dict)
     dimensions: dict[Dimensions, int] = field(default_factory=dict)
     sources: dict[Source, int] = field(default_factory=dict)
+    boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +62,34 @@ class Receipt:
 
 def remember(db: Database, learned: Learned) -> None:
     """Keep the ids of a committed transaction for the next ones of this process."""
-    for kind, found in (("dimensions", learned.dimensions), ("sources", learned.sources)):
+    for kind, found in (
+        ("dimensions", learned.dimensions),
+        ("sources", learned.sources),
+        ("boots", learned.boots),
+    ):
         known = db.known.setdefault(kind, {})
         if len(known) + len(found) > limits.DIMENSION_CACHE_MAX:
             known.clear()
         known.update(found)
 
 
-def find_boot(connection: Connection, engine: str, boot_id: str) -> tuple[int, Boot] | None:
-    """The id and the record of a boot that was seen before."""
+def find_boot(
+    db: Database, connection: Connection, engine: str, boot: Boot, learned: Learned
+) -> tuple[int, Boot] | None:
+    """The id and the record of the boot with this id that was seen before; the record may be another."""
+    known = db.known.get("boots", {}).get((engine, boot)) or learned.boots.get((engine, boot))
+    if known is not None:
+        return known, boot
+    boot_id = boot.boot_id
     row = connection.execute(
         text("SELECT id, anchor_us, started_us FROM boots WHERE engine = :engine AND boot_id = :boot_id"),
         {"engine": engine, "boot_id": boot_id},
     ).one_or_none()
-    return None if row is None else (row[0], Boot(boot_id=boot_id, anchor_us=row[1], started_us=row[2]))
+    if row is None:
+        return None
+    found = Boot(boot_id=boot_id, anchor_us=row[1], started_us=row[2])
+    learned.boots[engine, found] = row[0]
+    return row[0], found
 
 
 def add_boot(connection: Connection, engine: str, boot: Boot, received_us: int) -> int:
@@ -89,7 +112,7 @@ def add_boot(connection: Connection, engine: str, boot: Boot, received_us: int) 
 def insert_batch(
     db: Database, connection: Connection, batch: Batch, *, boot: int, receipt: Receipt, learned: Learned
 ) -> None:
-    """Write the key and the rows of ``batch``, whose boot has the id ``boot``."""
+    """Write the key of ``batch``, whose boot has the id ``boot``; its rows follow with :func:`flush`."""
     source = _source_id(db, connection, batch.source, learned)
     ids = _ids_of(db, connection, batch, learned)
     key = (
@@ -108,13 +131,30 @@ def insert_batch(
         receipt.prev,
         receipt.kept_digest,
     )
-    few: list[tuple[Table, list[Row]]] = [(tables.batches, [key])]
-    many: list[tuple[Table, list[Row]]] = []
+    now: list[tuple[Table, list[Row]]] = [(tables.batches, [key])]
     for table, rows in rows_of(batch, boot, ids):
-        (few if len(rows) < _COPIED_FROM else many).append((table, rows))
-    write_few(connection, few)
-    for table, rows in many:
-        write_rows(connection, table, rows)
+        if table in _PARTITIONED:
+            waiting = learned.rows.setdefault((table, rows[0][0]), rows)
+            if waiting is not rows:
+                waiting += rows
+        else:
+            now.append((table, rows))
+    write_few(connection, now)
+
+
+def intern(db: Database, connection: Connection, batches: Sequence[Batch], learned: Learned) -> None:
+    """Intern what several batches of one transaction name, sorted over all: one by one they could deadlock."""
+    dimension_ids(db, connection, {dims for batch in batches for dims in dimensions_in(batch).values()}, learned)
+
+
+def flush(connection: Connection, learned: Learned) -> None:
+    """Write the rows that wait, table by table in the order that everybody keeps."""
+    parts = sorted(learned.rows.items(), key=lambda part: (_ORDER[part[0][0]], part[0][1]))
+    write_few(connection, [(table, rows) for (table, _), rows in parts if len(rows) < _COPIED_FROM])
+    for (table, _), rows in parts:
+        if len(rows) >= _COPIED_FROM:
+            write_rows(connection, table, rows)
+    learned.rows.clear()
 
 
 def write_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
@@ -127,34 +167,69 @@ def write_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> Non
     if connection.dialect.name == "sqlite":
         driver.executemany(_statements(table)[0], rows)
         return
-    with driver.cursor() as cursor, cursor.copy(_statements(table)[2]) as copy:
+    # Straight into the partition: all rows of a batch are of one day, and nobody need ask for each which.
+    name = partition_name(table, rows[0][0]) if table in _PARTITIONED else table.name
+    with driver.cursor() as cursor, cursor.copy(f'COPY "{name}" {_statements(table)[2]} FROM STDIN') as copy:
         for row in rows:
             copy.write_row(row)
 
 
 def write_few(connection: Connection, parts: Sequence[tuple[Table, Sequence[Row]]]) -> None:
-    """:func:`write_rows` for several tables with a few rows each: on PostgreSQL they share one round trip."""
+    """:func:`write_rows` for several tables with few rows each: on PostgreSQL they share one round trip.
+
+    There a table's rows travel as one array a column.
+    """
     if connection.dialect.name == "sqlite":
         for table, rows in parts:
             write_rows(connection, table, rows)
         return
+    if not parts:
+        return
     driver: Any = connection.connection.driver_connection
     with driver.pipeline(), driver.cursor() as cursor:
         for table, rows in parts:
-            for row in rows:
-                cursor.execute(_statements(table)[1], row)
+            columns = zip(*rows, strict=True)
+            cursor.execute(
+                _statements(table)[1],
+                [_array(column, kind) for column, kind in zip(columns, _kinds(table), strict=True)],
+            )
+
+
+def _array(column: tuple[Any, ...], kind: str) -> str:
+    """One column as the literal of an array."""
+    write = _LITERALS[kind]
+    inner = ",".join(["NULL" if value is None else write(value) for value in column])
+    return f"{{{inner}}}"
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _quoted_bytes(value: bytes) -> str:
+    return _quoted(f"\\x{value.hex()}")
+
+
+_LITERALS: Final[dict[str, Callable[[Any], str]]] = {"bigint": str, "bytea": _quoted_bytes, "text": _quoted}
+
+
+@cache
+def _kinds(table: Table) -> tuple[str, ...]:
+    kinds = {"TEXT": "text", "BLOB": "bytea"}
+    return tuple(kinds.get(str(column.type.compile()), "bigint") for column in table.columns)
 
 
 @cache
 def _statements(table: Table) -> tuple[str, str, str]:
-    """INSERT as sqlite3 and as psycopg want it, and COPY."""
+    """INSERT as sqlite3 and as :func:`write_few` want it, and the columns in their order."""
     number = len(table.columns)
     columns = ", ".join(f'"{column.name}"' for column in table.columns)
-    insert = f'INSERT INTO "{table.name}" ({columns}) VALUES '  # noqa: S608 - names are our own
+    insert = f'INSERT INTO "{table.name}" ({columns})'
     return (
-        f"{insert}({', '.join('?' * number)})",
-        f"{insert}({', '.join(['%s'] * number)})",
-        f'COPY "{table.name}" ({columns}) FROM STDIN',
+        f"{insert} VALUES ({', '.join('?' * number)})",
+        f"{insert} SELECT * FROM unnest({', '.join([f'%s::{kind}[]' for kind in _kinds(table)])})",  # noqa: S608
+        f"({columns})",
     )
 
 
@@ -173,8 +248,7 @@ def ensure_day(db: Database, time_us: int) -> None:
             name = partition_name(table, day)
             if connection.execute(text("SELECT to_regclass(:name)"), {"name": name}).scalar_one() is None:
                 connection.exec_driver_sql(
-                    f'CREATE TABLE "{name}" (LIKE "{table.name}" INCLUDING DEFAULTS INCLUDING CONSTRAINTS '
-                    f"INCLUDING INDEXES, CHECK (day = {day:d}))"
+                    f'CREATE TABLE "{name}" (LIKE "{table.name}" INCLUDING DEFAULTS INCLUDING INDEXES)'
                 )
                 connection.exec_driver_sql(
                     f'ALTER TABLE "{table.name}" ATTACH PARTITION "{name}" FOR VALUES IN ({day:d})'
@@ -202,7 +276,7 @@ def count(connection: Connection, reasons: Iterable[tuple[str, int]], received_u
 
 
 def _source_id(db: Database, connection: Connection, source: Source, learned: Learned) -> int:
-    known = db.known.get("sources", {}).get(source)
+    known = db.known.get("sources", {}).get(source) or learned.sources.get(source)
     if known is not None:
         return int(known)
     values = {name: getattr(source, name) for name in tables.sources.columns.keys() if name != "id"}  # noqa: SIM118
@@ -243,6 +317,8 @@ def _ids_of(db: Database, connection: Connection, batch: Batch, learned: Learned
     for identity, dims in objects.items():
         number = known.get(dims)
         if number is None:
+            number = learned.dimensions.get(dims)
+        if number is None:
             unknown.append(identity)
         else:
             ids[identity] = number
@@ -253,6 +329,7 @@ def _ids_of(db: Database, connection: Connection, batch: Batch, learned: Learned
 
 
 _COLUMNS: Final = "tenant, session, model, adapter, scenario, priority"
+_values: Final = attrgetter(*_COLUMNS.split(", "))
 
 
 def _look_up(connection: Connection, chunk: Sequence[Dimensions]) -> dict[Dimensions, int]:
@@ -263,7 +340,7 @@ def _look_up(connection: Connection, chunk: Sequence[Dimensions]) -> dict[Dimens
         f"SELECT d.id, d.tenant, d.session, d.model, d.adapter, d.scenario, d.priority FROM wanted w "
         "JOIN dimensions d ON d.tenant = w.tenant AND d.session = w.session AND d.model = w.model "
         "AND d.adapter = w.adapter AND d.scenario = w.scenario AND d.priority = w.priority",
-        tuple(value for dims in chunk for value in astuple(dims)),
+        tuple(value for dims in chunk for value in _values(dims)),
     )
     return {
         Dimensions(tenant=row[1], session=row[2], model=row[3], adapter=row[4], scenario=row[5], priority=row[6]): row[
@@ -279,5 +356,5 @@ def _intern(connection: Connection, new: Sequence[Dimensions]) -> None:
     values = ", ".join([f"({', '.join([mark] * 6)})"] * len(new))
     connection.exec_driver_sql(
         f"INSERT INTO dimensions ({_COLUMNS}) VALUES {values} ON CONFLICT DO NOTHING",  # noqa: S608
-        tuple(value for dims in new for value in astuple(dims)),
+        tuple(value for dims in new for value in _values(dims)),
     )

@@ -33,26 +33,24 @@ def lock_engine(connection: Connection, engine: str) -> None:
     lock(connection, f"engine:{engine}")
 
 
-def at_or_before(connection: Connection, boot: int, seq: int) -> Neighbour | None:
-    """The stored batch of ``boot`` with the highest seq that is not above ``seq``."""
-    return _neighbour(connection, "seq <= :seq ORDER BY seq DESC", boot, seq)
-
-
-def after(connection: Connection, boot: int, seq: int) -> Neighbour | None:
-    """The stored batch of ``boot`` with the lowest seq above ``seq``."""
-    return _neighbour(connection, "seq > :seq ORDER BY seq", boot, seq)
-
-
-def _neighbour(connection: Connection, condition: str, boot: int, seq: int) -> Neighbour | None:
-    row = connection.execute(
+def neighbours(connection: Connection, boot: int, seq: int) -> tuple[Neighbour | None, Neighbour | None]:
+    """The stored batches of ``boot`` nearest to ``seq``: at or before it, and after it."""
+    columns = "seq, start_us, end_us, digest, prev"
+    rows = connection.execute(
         text(
-            f"SELECT seq, start_us, end_us, digest, prev FROM batches WHERE boot = :boot AND {condition} LIMIT 1"  # noqa: S608
+            f"SELECT * FROM (SELECT {columns} FROM batches WHERE boot = :boot AND seq <= :seq "  # noqa: S608
+            f"ORDER BY seq DESC LIMIT 1) AS before UNION ALL SELECT * FROM (SELECT {columns} FROM batches "
+            "WHERE boot = :boot AND seq > :seq ORDER BY seq LIMIT 1) AS after ORDER BY 1"
         ),
         {"boot": boot, "seq": seq},
-    ).one_or_none()
-    if row is None:
-        return None
-    return Neighbour(seq=row[0], start_us=row[1], end_us=row[2], digest=bytes(row[3]), prev=bytes(row[4]))
+    )
+    found = [
+        Neighbour(seq=row[0], start_us=row[1], end_us=row[2], digest=bytes(row[3]), prev=bytes(row[4])) for row in rows
+    ]
+    return (
+        next((near for near in found if near.seq <= seq), None),
+        next((near for near in found if near.seq > seq), None),
+    )
 
 
 def origin_of(connection: Connection) -> Origin | None:

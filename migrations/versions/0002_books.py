@@ -30,6 +30,7 @@ TABLES = (
     "segments",
     "usage_hours",
     "pool_hours",
+    "settled_months",
     "findings",
 )
 
@@ -313,6 +314,14 @@ def upgrade() -> None:
         sqlite_strict=True,
     )
     op.create_index("ix_pool_hours_start_us", "pool_hours", ["start_us"])
+    op.create_table(
+        "settled_months",
+        _text("month"),
+        _text("inputs"),
+        sa.PrimaryKeyConstraint("month", name="pk_settled_months"),
+        sqlite_with_rowid=False,
+        sqlite_strict=True,
+    )
     op.create_table(
         "findings",
         sa.Column("id", INT, nullable=False),

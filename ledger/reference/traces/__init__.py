@@ -88,7 +88,7 @@ def detect(path: Path) -> str:
         return "azure"
     try:
         first = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         first = None
     found = [name for name, keys in _MARKS if isinstance(first, dict) and all(key in first for key in keys)]
     if not found:

@@ -1,0 +1,159 @@
+"""The parties of block accounting: requests that hold, their block tables, and the accounts of cached blocks.
+
+Data only; the rules that keep it together are those of :mod:`ledger.core.blocks`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeAlias
+
+from ledger.core.records import UNATTRIBUTED, Dimensions
+from ledger.core.sharing import Cell, Node
+
+if TYPE_CHECKING:
+    from ledger.core.blocks import BlockAccounts
+
+
+class Key:
+    """Identity of a (tenant, session): who computed a block is compared by it. One object for each."""
+
+    __slots__ = ("__weakref__", "session", "tenant")
+
+    def __init__(self, tenant: str, session: str) -> None:
+        self.tenant = tenant
+        self.session = session
+
+
+class Ticks:
+    """The steps scheduled so far, their integral, and which tables must be looked at in which step."""
+
+    __slots__ = ("acc", "due", "n")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.acc = 0
+        self.due: dict[int, list[Table]] = {}
+
+
+class Holder:
+    """What block accounting has to know of a request. ``frontier`` excludes the ticks while ``steady``."""
+
+    __slots__ = ("frontier", "held", "loose", "steady", "tables")
+
+    def __init__(self) -> None:
+        self.frontier = 0
+        """Positions scheduled so far, from the start of the prompt."""
+        self.loose = 0
+        """Tokens that steps in flight may not give: so far the frontier may fall back."""
+        self.steady = False
+        """In steady decode: every step fills one slot."""
+        self.held = 0
+        """Blocks held, in all pools."""
+        self.tables: list[Table] = []
+
+
+class Account:
+    """Cached blocks of one session in one pool; the integral starts with the period of the first change."""
+
+    __slots__ = ("acc", "blocks", "dims", "tables", "touched")
+
+    def __init__(self, dims: Dimensions) -> None:
+        self.dims = dims
+        self.blocks = 0
+        self.acc = 0
+        self.touched = False
+        self.tables = 0
+        """Tables of live requests that will leave their blocks here."""
+
+
+class Table:
+    """The blocks that one request holds in one group of one pool."""
+
+    __slots__ = (
+        "acc",
+        "account",
+        "ahead",
+        "ahead_acc",
+        "ahead_falls",
+        "base",
+        "done",
+        "due",
+        "end",
+        "falls",
+        "group",
+        "holder",
+        "marked_ahead",
+        "marked_unfilled",
+        "nodes",
+        "opens",
+        "order",
+        "own",
+        "pool",
+        "queued",
+        "shared",
+        "shared_ahead",
+        "shared_unfilled",
+        "size",
+        "tail",
+        "unfilled",
+        "unfilled_acc",
+    )
+
+    def __init__(self, pool: BlockAccounts, holder: Holder, group: int, size: int, account: Account) -> None:
+        self.pool = pool
+        self.holder = holder
+        self.group = group
+        self.size = size
+        """Slots of a block; 0 where blocks have none (state groups)."""
+        self.account = account
+        self.own = self.acc = 0
+        self.nodes: frozenset[Node] = frozenset()
+        self.shared = self.shared_unfilled = self.shared_ahead = 0
+        """Charges of shared blocks in fixed point, to which the nodes' present values are added."""
+        self.unfilled = self.unfilled_acc = self.falls = 0
+        """Unfilled slots *less the slots of all own blocks*: a new empty block leaves it as it is."""
+        self.ahead = self.ahead_acc = self.ahead_falls = 0
+        self.marked_unfilled = self.marked_ahead = 0
+        """The part of own slots that is written down block by block."""
+        self.order: list[int | None] = []
+        self.base = self.end = self.tail = 0
+        """Positions: of the first block, behind the last, and from where blocks are an ordinary tail."""
+        self.opens: dict[int, int] = {}
+        """First position of each block whose fill is written down."""
+        self.due = self.queued = -1
+        """The tick at which its tail is full, and the one at which it is looked at next (not later)."""
+        self.done = (0, 0, 0)
+        """For the settling alone: the charges up to the last boundary."""
+
+
+Owner: TypeAlias = Account | Table | Cell | None
+
+NOBODY = Dimensions(tenant=UNATTRIBUTED)
+
+
+def tally(owners: tuple[Owner, ...]) -> dict[Owner, int]:
+    """How many blocks each owner has: there are few owners, mostly."""
+    kinds = set(owners)
+    if len(kinds) > 8:
+        return Counter(owners)
+    if len(kinds) <= 2:
+        one = kinds.pop()
+        if not kinds:
+            return {one: len(owners)}
+        count = owners.count(one)
+        return {one: count, kinds.pop(): len(owners) - count}
+    return {kind: owners.count(kind) for kind in kinds}
+
+
+def held_blocks(table: Table) -> int:
+    """Blocks of a table, own and shared."""
+    count = table.own
+    stack = list(table.nodes)
+    while stack:
+        node = stack.pop()
+        if node.parts is None:
+            count += node.blocks
+        else:
+            stack.extend(node.parts)
+    return count

@@ -1,0 +1,145 @@
+"""Joining and leaving blocks that others hold: the leaves of :mod:`ledger.core.sharing`, kept for one pool.
+
+Invariant: a block's cell leads to the leaf whose holders are exactly the tables that hold the block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledger.core.sharing import Cell, Node, final, split
+from ledger.core.slots import SlotAccounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ledger.core.holders import Holder, Owner, Table, Ticks
+
+
+class LeafAccounts(SlotAccounts):
+    """The shared blocks of one pool."""
+
+    def __init__(
+        self,
+        ticks: Ticks,
+        lookahead: int,
+        unsteady: Callable[[int, Holder], None],
+        fault: Callable[[str], None],
+    ) -> None:
+        super().__init__(ticks, lookahead, unsteady)
+        self.fault = fault
+        self.leaves: dict[Node, None] = {}
+        self.holding: dict[Table, None] = {}
+        """Tables that hold a block."""
+
+    def _count(self, table: Table, blocks: int) -> None:
+        self.holding[table] = None
+        table.holder.held += blocks
+
+    def _share(self, t: int, table: Table, other: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
+        """Blocks that one other request holds alone become a leaf of two."""
+        if other is table:
+            self.fault("held_already")
+            return 0
+        if other.group != table.group:
+            self.fault("wrong_group")
+            return 0
+        mine = [block for block, was in zip(blocks, owners, strict=True) if was is other]
+        self.write_down(t, other, mine)
+        unfilled, ahead = self._written(mine, other.size) if self.fills else (0, 0)
+        count = len(mine)
+        other.own -= count
+        other.acc += count * t
+        if unfilled or ahead:
+            self._change_marked(t, other, -unfilled, -ahead)
+        node = Node(t, 2, count)
+        if unfilled or ahead:
+            node.change_slots(t, unfilled, ahead)
+        if other.size:
+            self.retune(t, other)
+            self._change_pool_slots(t, unfilled - other.size * count, ahead)
+        cell = Cell(table.group, node)
+        self.leaves[node] = None
+        for block in mine:
+            self.owner[block] = cell
+            if self.fills.get(block, -1) >= table.size:
+                del self.fills[block]
+        other.nodes |= {node}
+        table.nodes |= {node}
+        self._count(table, count)
+        return count
+
+    def _join(
+        self, t: int, table: Table, cell: Cell, count: int, *, blocks: Sequence[int], owners: tuple[Owner, ...]
+    ) -> int:
+        """One more holder of a leaf, or of the named part of it."""
+        if cell.group != table.group:
+            self.fault("wrong_group")
+            return 0
+        node = cell.node
+        if table.nodes and self._holds(table, node):
+            self.fault("held_already")
+            return 0
+        if count < node.blocks:
+            node = self._part(t, cell, [b for b, was in zip(blocks, owners, strict=True) if was is cell], table.size)
+        node.change_holders(t, 1)
+        charged = node.values(t)
+        table.shared -= charged[0]
+        table.shared_unfilled -= charged[1]
+        table.shared_ahead -= charged[2]
+        table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
+        self._count(table, count)
+        return count
+
+    def _part(self, t: int, cell: Cell, blocks: Sequence[int], size: int) -> Node:
+        """The named blocks of a leaf become a leaf of their own."""
+        unfilled, ahead = self._written(blocks, size) if self.fills else (0, 0)
+        del self.leaves[cell.node]
+        parted = split(t, cell, len(blocks), unfilled, ahead)
+        for block in blocks:
+            self.owner[block] = parted
+        self.leaves[cell.node] = None
+        self.leaves[parted.node] = None
+        return parted.node
+
+    def _leave(self, t: int, table: Table, node: Node) -> None:
+        """The table gives up a leaf: its pointer above is brought down to it first."""
+        if node not in table.nodes:
+            self._bring_down(table, node)
+        charged = node.values(t)
+        table.shared += charged[0]
+        table.shared_unfilled += charged[1]
+        table.shared_ahead += charged[2]
+        table.nodes -= {node}
+        if node.holders == 1 and table.size:
+            self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
+        node.change_holders(t, -1)
+        if not node.holders:
+            del self.leaves[node]
+
+    @staticmethod
+    def _bring_down(table: Table, node: Node) -> None:
+        """Replace the table's pointer above a leaf by pointers to the parts, down to the leaf itself."""
+        path = [node]
+        nodes = set(table.nodes)
+        while path[-1] not in nodes:
+            above = path[-1].up
+            assert above is not None, "membership is checked before"
+            path.append(above)
+        while len(path) > 1:
+            inner = path.pop()
+            charged = final(inner)
+            table.shared += charged[0]
+            table.shared_unfilled += charged[1]
+            table.shared_ahead += charged[2]
+            assert inner.parts is not None
+            nodes.remove(inner)
+            nodes.update(inner.parts)
+        table.nodes = frozenset(nodes)
+
+    @staticmethod
+    def _holds(table: Table, node: Node) -> bool:
+        above: Node | None = node
+        while above is not None and above not in table.nodes:
+            above = above.up
+        return above is not None

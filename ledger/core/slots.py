@@ -1,0 +1,251 @@
+"""Slots of held blocks: which are filled, which are look-ahead, which are empty.
+
+The tail of a request's table fills by one slot with each step of steady decode. A global count of steps
+(:class:`~ledger.core.holders.Ticks`) says how far, so no step touches a table: what a table stores is its slots
+plus the count, and its integral less the count's. Blocks that are not filled and are no longer one request's own
+tail (shared, or left behind by a preemption) have their fill written down block by block.
+
+Invariant: the pool's counts are the sums of its tables' and leaves'.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledger.core.holders import Holder, Owner, Table, Ticks
+from ledger.core.sharing import Cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+LOOSE_WHILE_STEADY_MAX = 64
+"""Steps in flight, each with one token; the hook has no more at a time."""
+
+
+class SlotAccounts:
+    """The slots of one pool; the owners of its blocks are the subclass's business."""
+
+    owner: list[Owner]
+
+    def __init__(self, ticks: Ticks, lookahead: int, unsteady: Callable[[int, Holder], None]) -> None:
+        self.ticks = ticks
+        self.lookahead = lookahead
+        self.unsteady = unsteady
+        self.unfilled = self.unfilled_acc = self.falls = 0
+        """Unfilled slots less the slots of all active blocks, as in the tables."""
+        self.ahead = self.ahead_acc = self.ahead_falls = 0
+        self.fills: dict[int, int] = {}
+        """Filled slots of blocks not yet full whose fill is written down; negative: so far ahead of it."""
+
+    def _frontier(self, table: Table) -> int:
+        holder = table.holder
+        return holder.frontier + self.ticks.n if holder.steady else holder.frontier
+
+    def retune(self, t: int, table: Table) -> None:
+        """Bring a table's slot counts to its frontier, and say when a steady one has to be looked at again."""
+        ticks = self.ticks
+        steady = table.holder.steady
+        frontier = self._frontier(table)
+        end = table.end
+        low = min(max(frontier, table.tail), end)
+        top = min(max(frontier + self.lookahead, table.tail), end)
+        unfilled = end - top
+        ahead = top - low
+        falls = 1 if steady and unfilled else 0
+        ahead_falls = 1 if steady and ahead and not unfilled else 0
+        step = falls - table.falls
+        new = unfilled + table.marked_unfilled - table.own * table.size + (ticks.n if falls else 0)
+        change = new - table.unfilled
+        if change or step:
+            table.unfilled = new
+            table.unfilled_acc += step * (ticks.n * t + ticks.acc) - change * t
+            table.falls = falls
+            change -= step * ticks.n
+            self.unfilled += change
+            self.unfilled_acc -= change * t
+            self.falls += step
+        step = ahead_falls - table.ahead_falls
+        new = ahead + table.marked_ahead + (ticks.n if ahead_falls else 0)
+        change = new - table.ahead
+        if change or step:
+            table.ahead = new
+            table.ahead_acc += step * (ticks.n * t + ticks.acc) - change * t
+            table.ahead_falls = ahead_falls
+            change -= step * ticks.n
+            self.ahead += change
+            self.ahead_acc -= change * t
+            self.ahead_falls += step
+        if falls or ahead_falls:
+            table.due = due = ticks.n + (unfilled or ahead)
+            if not ticks.n <= table.queued <= due:
+                table.queued = due
+                ticks.due.setdefault(due, []).append(table)
+        else:
+            table.due = -1
+
+    def fall(self, t: int) -> None:
+        """Fill one slot of every steady table; called before the tick is counted."""
+        if self.falls:
+            self.unfilled -= self.falls
+            self.unfilled_acc += self.falls * t
+        if self.ahead_falls:
+            self.ahead -= self.ahead_falls
+            self.ahead_acc += self.ahead_falls * t
+
+    def is_plain(self, table: Table) -> bool:
+        """Whether steps fill only the table's own tail."""
+        return not table.opens and self._frontier(table) >= min(table.tail, table.end)
+
+    def moved(self, t: int, table: Table) -> None:
+        """The holder's frontier has moved other than by a tick."""
+        if table.opens:
+            holder = table.holder
+            size = table.size
+            for block, start in list(table.opens.items()):
+                if block not in self.fills:
+                    del table.opens[block]
+                    continue
+                fill = holder.frontier - start
+                if self.owner[block] is table:
+                    # Never shared, so it follows the frontier in both directions, until that cannot fall back.
+                    self._set_fill(t, block, size, fill)
+                    if fill - holder.loose >= size:
+                        del self.fills[block], table.opens[block]
+                elif fill > self.fills[block]:
+                    self._set_fill(t, block, size, fill)
+                    if fill >= size:
+                        del self.fills[block], table.opens[block]
+        self.retune(t, table)
+
+    def detach(self, t: int, table: Table) -> None:
+        """The request starts from its first position again; blocks still held keep what they have."""
+        if table.size:
+            self.write_down(t, table, table.order)
+            table.order = []
+            table.base = table.end = table.tail = 0
+            table.opens = {}
+            self.retune(t, table)
+
+    def write_down(self, t: int, table: Table, blocks: Iterable[int | None]) -> None:
+        """If any of ``blocks`` lies in the table's open tail, fills are written down up to the last of them.
+
+        The holder is not steady after that: its steps fill blocks one by one.
+        """
+        size = table.size
+        holder = table.holder
+        if not size:
+            return
+        order = table.order
+        named = blocks if isinstance(blocks, set) else set(blocks)
+        if holder.steady:
+            # What is loose is known only when it is not steady any more, and not more than this.
+            first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)
+            if first >= table.end or named.isdisjoint(order[(first - table.base) // size :]):
+                return
+            self.unsteady(t, holder)
+        first = max(holder.frontier - holder.loose, table.tail)
+        if first >= table.end:
+            return
+        first = (first - table.base) // size
+        last = len(order) - 1
+        while last >= first and order[last] not in named:
+            last -= 1
+        if last < first:
+            return
+        for i in range(first, last + 1):
+            block = order[i]
+            assert block is not None, "blocks that were let go lie before the tail"
+            start = table.base + i * size
+            fill = holder.frontier - start
+            self.fills[block] = fill
+            table.opens[block] = start
+            unfilled, ahead = self._slots(fill, size)
+            table.marked_unfilled += unfilled
+            table.marked_ahead += ahead
+        table.tail = table.base + (last + 1) * size
+        self.retune(t, table)
+
+    def _empty(self, table: Table) -> None:
+        """A table loses all own blocks: open ones at the end give their positions back, as in _take_back."""
+        size = table.size
+        if size:
+            first = max(self._frontier(table), table.tail)
+            if first < table.end:
+                order = table.order
+                del order[(first - table.base) // size :]
+                while order and order[-1] is None:
+                    order.pop()
+                table.end = table.base + len(order) * size
+            table.tail = table.end
+
+    def _take_back(self, t: int, table: Table, released: set[int]) -> None:
+        """Positions at the end of a table that lost their block before it was full are free again."""
+        opens = table.opens
+        hit = [block for block in opens if block in released]
+        if not hit:
+            return
+        size = table.size
+        order = table.order
+        for block in hit:
+            start = opens.pop(block)
+            if self.fills.get(block, size) < size:
+                order[(start - table.base) // size] = None
+        while order and order[-1] is None:
+            order.pop()
+            table.end -= size
+        table.tail = min(table.tail, table.end)
+        self.retune(t, table)
+
+    def _slots(self, fill: int, size: int) -> tuple[int, int]:
+        """Unfilled and look-ahead slots of a block that is filled so far."""
+        filled = min(max(fill, 0), size)
+        covered = min(max(fill + self.lookahead, 0), size)
+        return size - covered, covered - filled
+
+    def _written(self, blocks: Iterable[int], size: int) -> tuple[int, int]:
+        """Slots of those blocks whose fill is written down."""
+        unfilled = ahead = 0
+        for block in blocks:
+            if block in self.fills:
+                more = self._slots(self.fills[block], size)
+                unfilled += more[0]
+                ahead += more[1]
+        return unfilled, ahead
+
+    def _set_fill(self, t: int, block: int, size: int, fill: int) -> None:
+        before = self._slots(self.fills[block], size)
+        after = self._slots(fill, size)
+        self._change_slots(t, block, after[0] - before[0], after[1] - before[1])
+        self.fills[block] = fill
+
+    def _drop_fills(self, t: int, blocks: Sequence[int]) -> None:
+        """Blocks that nobody holds have no slots to fill. Leaves that ended took their slots along."""
+        for block in blocks:
+            fill = self.fills.pop(block, None)
+            was = self.owner[block]
+            if fill is not None and type(was) is Table:
+                unfilled, ahead = self._slots(fill, was.size)
+                self._change_marked(t, was, -unfilled, -ahead)
+
+    def _change_slots(self, t: int, block: int, unfilled: int, ahead: int) -> None:
+        was = self.owner[block]
+        if type(was) is Table:
+            self._change_marked(t, was, unfilled, ahead)
+        elif type(was) is Cell:
+            was.node.change_slots(t, unfilled, ahead)
+            self._change_pool_slots(t, unfilled, ahead)
+
+    def _change_marked(self, t: int, table: Table, unfilled: int, ahead: int) -> None:
+        table.marked_unfilled += unfilled
+        table.marked_ahead += ahead
+        table.unfilled += unfilled
+        table.unfilled_acc -= unfilled * t
+        table.ahead += ahead
+        table.ahead_acc -= ahead * t
+        self._change_pool_slots(t, unfilled, ahead)
+
+    def _change_pool_slots(self, t: int, unfilled: int, ahead: int) -> None:
+        self.unfilled += unfilled
+        self.unfilled_acc -= unfilled * t
+        self.ahead += ahead
+        self.ahead_acc -= ahead * t

@@ -1,0 +1,253 @@
+"""What the command line shows of the books: the same figures to people and to programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commandline import MONTH, START, azure, rows
+
+from ledger.core.money import decimal_text
+from ledger.core.periods import parse_time
+from ledger.reports.bill import LOOKS
+from ledger.reports.render import Column, Shape, Sheet, money, percent, show
+from ledger.reports.usage import KEYS, By
+
+if TYPE_CHECKING:
+    from commandline import CommandLine
+
+DOC = (Path(__file__).parents[1] / "docs/cli.md").read_text()
+
+
+def documented(section: str, table: int = 0) -> list[str]:
+    """The keys in the ``table``-th table of ``key`` rows below a heading of docs/cli.md."""
+    text = DOC.partition(f"\n## {section}")[2].partition("\n## ")[0]
+    tables = re.split(r"^\| key \| what \|$", text, flags=re.MULTILINE)[1:]
+    return re.findall(r"^\| `(\w+)` \|", tables[table].partition("\n\n")[0], re.MULTILINE)
+
+
+# --- keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", By)
+def test_usage_has_the_documented_keys(replayed: CommandLine, by: By) -> None:
+    wanted = [*KEYS[by], *documented("usage"), *(documented("usage", 1) if by is By.POOL else ())]
+    found = replayed("usage", "--by", by, "--format", "json").json
+    assert found
+    assert all(list(row) == wanted for row in found)
+    header, *lines = csv.reader(io.StringIO(replayed("usage", "--by", by, "--format", "csv").out))
+    assert header == wanted
+    assert len(lines) == len(found)
+    named = ", ".join(f"`{key}`" for key in KEYS[by])
+    assert re.search(rf"`{by}`: {named}[;)]", " ".join(DOC.split()))
+
+
+def test_report_has_the_documented_keys(replayed: CommandLine) -> None:
+    statement = replayed("report", "--month", MONTH, "--format", "json").json
+    assert list(statement) == documented("report")
+    section = DOC.partition("\n## report")[2].partition("\n## ")[0]
+    for key in ("lines", "memos", "engines"):
+        (below,) = re.findall(rf"^\| `{key}` \| (.*) \|$", section, re.MULTILINE)
+        assert list(statement[key][0]) == re.findall(r"`(\w+)`", below)
+    header = replayed("report", "--month", MONTH, "--format", "csv").out.splitlines()[0]
+    (named,) = re.findall(r"CSV has one table: (.*?)\. The accounts", DOC, re.DOTALL)
+    assert header.split(",") == [
+        key for key in re.findall(r"`(\w+)`", named) if key not in ("line", "memo", "adjustment")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "command"),
+    [
+        ("assets", "assets list"),
+        ("prices", "prices list"),
+        ("tenants", "tenants list"),
+        ("settle, months, audit", "months list"),
+    ],
+)
+def test_lists_have_the_documented_keys(replayed: CommandLine, section: str, command: str) -> None:
+    found = replayed(*command.split(), "--format", "json").json
+    assert found
+    assert [list(row) for row in found] == [documented(section)] * len(found)
+    header = replayed(*command.split(), "--format", "csv").out.splitlines()[0]
+    assert header.split(",") == documented(section)
+
+
+# --- the statement --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_statement_fits_the_terminal_and_its_bar_closes(
+    replayed: CommandLine, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = replayed("report", "--month", MONTH).out
+    statement = replayed("report", "--month", MONTH, "--format", "json").json
+    assert max(map(len, text.splitlines())) <= columns
+    bar = text.splitlines()[3]
+    assert len(bar) == columns - 1
+    assert set(bar.strip()) <= {look.cell for look in LOOKS.values()}
+    assert f"bill {decimal_text(statement['bill_nanos'])} =" in text
+
+
+def test_the_exact_line_of_the_statement_sums_to_the_bill(replayed: CommandLine) -> None:
+    text = " ".join(replayed("report", "--month", MONTH).out.split())
+    bill, parts = re.findall(r"bill ([\d.]+) = ([-\d.a-z+ ]+?) Of that", text)[0]
+
+    def nanos(decimal: str) -> int:
+        whole, _, part = decimal.partition(".")
+        return int(whole + part.ljust(9, "0"))
+
+    assert sum(nanos(part) for part in re.findall(r"[\d.]+", parts)) == nanos(bill)
+
+
+def test_a_tenant_s_statement_is_its_part_of_the_whole(replayed: CommandLine) -> None:
+    whole = replayed("report", "--month", MONTH, "--format", "json").json
+    tenants = {line["tenant"] for line in whole["lines"]} - {""}
+    assert tenants == {"azure", "system"}
+    for tenant in tenants:
+        part = replayed("report", "--month", MONTH, "--tenant", tenant, "--format", "json").json
+        assert part["lines"] == [line for line in whole["lines"] if line["tenant"] == tenant]
+        assert part["bill_nanos"] == sum(line["amount_nanos"] for line in part["lines"])
+    assert "Nothing is booked on nobody" in replayed("report", "--month", MONTH, "--tenant", "nobody").out
+
+
+def test_the_full_basis_divides_the_same_bill(replayed: CommandLine) -> None:
+    capacity, full = (
+        replayed("report", "--month", MONTH, "--basis", basis, "--format", "json").json
+        for basis in ("capacity", "full")
+    )
+    assert capacity["bill_nanos"] == full["bill_nanos"]
+    assert sum(line["amount_nanos"] for line in full["lines"]) == full["bill_nanos"]
+    assert capacity["lines"] != full["lines"]
+
+
+def test_usage_by_any_key_sums_to_the_tenants_cost(replayed: CommandLine) -> None:
+    def cost(by: str) -> int:
+        found = replayed("usage", "--by", by, "--format", "json").json
+        return sum((row["active_nanos"] or 0) + (row["cached_nanos"] or 0) for row in found)
+
+    statement = replayed("report", "--month", MONTH, "--format", "json").json
+    wanted = sum(line["amount_nanos"] for line in statement["lines"] if line["account"] == "tenant")
+    assert {by: cost(by) for by in By} == dict.fromkeys(By, wanted)
+
+
+def test_a_statement_before_anything_is_booked_says_what_to_do(kvledger: CommandLine) -> None:
+    kvledger("db", "upgrade")
+    assert "kvledger settle" in kvledger.fails("report")
+    assert "there are no facts yet" in kvledger("usage").out
+    assert kvledger("usage", "--format", "json").json == []
+    assert "no month has bookings" in kvledger("months", "list").out
+    assert kvledger("audit").code == 0
+
+
+def test_an_empty_range_of_time_is_refused_with_what_there_is(replayed: CommandLine) -> None:
+    message = replayed.fails("usage", "--from", "2099-01-01T00:00:00Z".replace("2099", "2098"))
+    assert "has no length" in message
+    assert f"facts lie from {START}" in message
+    later = replayed("usage", "--from", "2025-01-01T00:00:00Z", "--to", "2025-01-02T00:00:00Z")
+    assert "nothing was used in that time" in later.out
+
+
+@pytest.mark.parametrize("now", ["2024-03-04T00:00:00Z", "2024-03-05T00:10:00Z", "2031-01-01T00:00:00Z"])
+def test_a_replay_is_settled_whatever_the_clock_here_says(
+    replayed: CommandLine, monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    now_us = parse_time(now)
+    for module in ("reports", "books"):
+        monkeypatch.setattr(f"ledger.commands.{module}.now_us", lambda: now_us)
+    statement = replayed("report", "--month", MONTH, "--format", "json").json
+    assert statement["provisional_from"] is None
+    assert "0 intervals booked, 0 booked again" in replayed("settle").out
+    assert replayed("report", "--month", MONTH, "--format", "json").json == statement
+
+
+# --- months ---------------------------------------------------------------------------------------------
+
+
+def test_a_closed_month_stays_as_it_was_and_what_comes_late_is_an_adjustment(replayed: CommandLine) -> None:
+    before = replayed("report", "--month", MONTH, "--format", "json").json
+    closed = replayed("months", "close", MONTH)
+    assert closed.code == 0
+    digest = closed.out.split()[-1]
+    assert "closed already" in replayed("months", "close", MONTH).out
+    assert replayed("report", "--month", MONTH, "--format", "json").json == before | {"digest": digest}
+    assert f"closed, digest {digest[:12]}" in replayed("report", "--month", MONTH).out
+
+    assert replayed("replay", "trace.csv", "--limit", "8", "--start", START).code == 0
+    assert replayed("report", "--month", MONTH, "--format", "json").json == before | {"digest": digest}
+    months = replayed("months", "list", "--format", "json").json
+    assert (months[0]["month"], months[0]["state"]) == (MONTH, "closed")
+    assert sum(row["adjustments_nanos"] for row in months) > 0
+    assert replayed("audit").code == 0
+
+
+def test_a_month_that_is_not_over_is_not_closed(replayed: CommandLine) -> None:
+    assert "cannot be closed before" in replayed.fails("months", "close", "2098-01")
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def sheet(*values: tuple[Any, ...], columns: tuple[Column, ...]) -> str:
+    out = io.StringIO()
+    show(Sheet(columns=columns, rows=list(values), empty="nothing"), "table", out)
+    return out.getvalue()
+
+
+def test_a_table_too_wide_squeezes_texts_and_spares_columns_but_cuts_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = (
+        Column(key="name", title="name"),
+        Column(key="spare", title="spare", shape=Shape.COUNT, spare=1),
+        *(Column(key=f"n{i}", title=f"n{i}", shape=Shape.COUNT) for i in range(3)),
+    )
+    text = sheet(("a name that is much longer than it need be", 777, 10**11, 10**11, 10**11), columns=columns)
+    assert text.count("100,000,000,000") == 3
+    assert "777" not in text
+    assert "Left out at this width: 1 column." in text
+    assert "a name th…" in text
+
+
+def test_a_figure_is_whole_even_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = tuple(Column(key=f"n{i}", title=f"n{i}", shape=Shape.COUNT) for i in range(6))
+    assert sheet((10**11,) * 6, columns=columns).count("100,000,000,000") == 6
+
+
+def test_names_are_never_taken_for_markup(kvledger: CommandLine) -> None:
+    kvledger("db", "upgrade")
+    kvledger("tenants", "add", "[red]:smile:[/red]", "--display", "[bold]x")
+    out = kvledger("tenants", "list").out
+    assert "[red]:smile:[/red]" in out
+    assert "[bold]x" in out
+
+
+def test_the_rest_of_a_long_table_is_summed_up(replayed: CommandLine) -> None:
+    text = replayed("usage", "--by", "request", "--top", "3").out
+    assert "more" in text
+    full = replayed("usage", "--by", "request", "--top", "0").out
+    assert text.splitlines()[-2] == full.splitlines()[-2], "the sums do not depend on what is shown"
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [(1, 3, "33.3 %"), (0, 3, "0.0 %"), (1, 10_000, "<0.1 %"), (-1, 3, "-33.3 %"), (3, 0, "-"), (3, 3, "100.0 %")],
+)
+def test_shares_are_rounded_and_never_hide_what_is_there(part: int, whole: int, text: str) -> None:
+    assert percent(part, whole) == text
+
+
+def test_what_is_too_small_to_show_is_no_nothing() -> None:
+    shown = [money(nanos) for nanos in (0, 1, -1, 49_999, 50_000, 10**13)]
+    assert shown == ["0.0000", "<0.0001", ">-0.0001", "<0.0001", "0.0001", "10,000.0000"]
+
+
+def test_the_progress_is_no_part_of_the_answer(kvledger: CommandLine) -> None:
+    Path("trace.csv").write_text(azure(*rows(5)))
+    answer = kvledger("replay", "trace.csv", "--start", START)
+    assert "%" not in answer.out
