@@ -6,19 +6,17 @@
   done without slices (``unsliced``). The claim: with the drain, p99 is later than alone by at most 0.5 ms.
 * **Append.** Batches of 20 kB into the spool without ``fsync``, against ``write`` of the same bytes to one file.
 
-    python bench/bench_outbox.py [--rounds N] [--seconds S] [--json FILE]
+    python -m bench.bench_outbox [--quick] [--json FILE]
 
-Exits 1 where a limit is broken. Ways are interleaved; a round's p99 is compared with that of the same round, and the
-median over the rounds counts, since other work on the machine wakes threads late as well. Beside it stands what that
-does not disturb: ``slice_us``, the CPU time between two pauses of the drain thread. The service is a process of its
+Exits 1 where a limit does not hold. Ways are interleaved; a round's p99 is compared with that of the same round, and
+the median over the rounds counts, since other work on the machine wakes threads late as well. Beside it stands what that
+does not disturb: the CPU time between two pauses of the drain thread. The service is a process of its
 own on loopback.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -29,16 +27,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from ledger import limits  # noqa: E402 - after the path is set
-from ledger.core.records import Batch, Boot, Dimensions, Group, Origin, Source  # noqa: E402
-from ledger.hook.meter import Meter  # noqa: E402
-from ledger.outbox.drain import Outbox  # noqa: E402
-from ledger.outbox.post import HttpPost  # noqa: E402
-from ledger.outbox.spool import Spool  # noqa: E402
-from ledger.outbox.tally import Tally  # noqa: E402
+from bench.figures import Figure, main
+from ledger import limits
+from ledger.core.records import Batch, Boot, Dimensions, Group, Origin, Source
+from ledger.hook.meter import Meter
+from ledger.outbox.drain import Outbox
+from ledger.outbox.post import HttpPost
+from ledger.outbox.spool import Spool
+from ledger.outbox.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,11 +176,11 @@ def _undisturbed() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
-def wake_up(rounds: int, seconds: float) -> dict[str, Any]:
+def wake_up(rounds: int, seconds: float) -> list[Figure]:
     pauses = Pauses()
     late: dict[str, list[list[float]]] = {"alone": [], "drain": [], "unsliced": []}
     encoded = received = 0
-    with subprocess.Popen([sys.executable, "-c", SERVICE], cwd=ROOT, stdout=subprocess.PIPE, text=True) as service:
+    with subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         port = int(service.stdout.readline())
         _undisturbed()
@@ -197,25 +193,26 @@ def wake_up(rounds: int, seconds: float) -> dict[str, Any]:
         service.kill()
     p99 = {way: [at(found, 99) for found in runs] for way, runs in late.items()}
     later = {
-        way: round(median(mine - alone for mine, alone in zip(p99[way], p99["alone"], strict=True)))
+        way: median(mine - alone for mine, alone in zip(p99[way], p99["alone"], strict=True))
         for way in ("drain", "unsliced")
     }
-    return {
-        "what": "wake_up",
-        "rounds": rounds,
-        "p50_us": {way: round(median(at(found, 50) for found in runs)) for way, runs in late.items()},
-        "p99_us": {way: round(median(found)) for way, found in p99.items()},
-        "later_p99_us": later,
-        "slice_us": {f"p{percent}": round(at(pauses.slice_us, percent)) for percent in (50, 99)},
-        "batches_encoded": encoded,
-        "batches_received": received,
-        "value": later["drain"],
-        "limit": LATER_US_MAX,
-        "holds": later["drain"] <= LATER_US_MAX and received > 0,
-    }
+    return [
+        Figure(name="wake-up of the engine's thread, alone, p99", value=median(p99["alone"]), unit="µs"),
+        Figure(name="  with the drain at work without a rest, p99", value=median(p99["drain"]), unit="µs"),
+        Figure(name="  later by", value=later["drain"], unit="µs", limit=LATER_US_MAX),
+        Figure(name="  were the work not sliced, later by", value=later["unsliced"], unit="µs"),
+        Figure(
+            name="CPU of the drain thread between two pauses (system calls too), p50",
+            value=at(pauses.slice_us, 50),
+            unit="µs",
+        ),
+        Figure(name="  p99", value=at(pauses.slice_us, 99), unit="µs"),
+        Figure(name=f"batches of {RUNNING} sessions encoded meanwhile", value=encoded, unit="", limit=1, least=True),
+        Figure(name="  and received by the service", value=received, unit="", limit=1, least=True),
+    ]
 
 
-def append(rounds: int) -> dict[str, Any]:
+def append(rounds: int) -> list[Figure]:
     payload, count = os.urandom(20_000), 2_000
     rates: dict[str, list[float]] = {"plain": [], "spool": [], "fsync": []}
     for _ in range(rounds):
@@ -233,40 +230,19 @@ def append(rounds: int) -> dict[str, Any]:
                         assert spool.append(payload)
                     spool.close()
                 found.append(times / (time.perf_counter() - started))
-    middle = {way: round(median(values)) for way, values in rates.items()}
-    ratio = round(middle["spool"] / middle["plain"], 3)
-    return {
-        "what": "append",
-        "rounds": rounds,
-        "appends_per_s": middle,
-        "value": ratio,
-        "limit": APPEND_RATIO_MIN,
-        "holds": ratio >= APPEND_RATIO_MIN,
-    }
+    middle = {way: median(values) for way, values in rates.items()}
+    ratio = middle["spool"] / middle["plain"]
+    return [
+        Figure(name="appends of 20 kB to a plain file", value=middle["plain"], unit="/s"),
+        Figure(name="  to the spool", value=middle["spool"], unit="/s"),
+        Figure(name="  the spool's share of a plain file's", value=ratio, unit="", limit=APPEND_RATIO_MIN, least=True),
+        Figure(name="  to the spool with fsync", value=middle["fsync"], unit="/s"),
+    ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    woken, appended = wake_up(options.rounds, options.seconds), append(options.rounds)
-    print(
-        f"wake-up     p99 alone {woken['p99_us']['alone']} µs, with the drain {woken['p99_us']['drain']} µs"
-        f" ({woken['batches_encoded']} batches of {RUNNING} sessions), unsliced {woken['p99_us']['unsliced']} µs;"
-        f" later by {woken['value']} µs (limit {LATER_US_MAX}), unsliced by {woken['later_p99_us']['unsliced']} µs;"
-        f" CPU of a slice p50 {woken['slice_us']['p50']} µs, p99 {woken['slice_us']['p99']} µs"
-    )
-    print(
-        f"append      spool {appended['appends_per_s']['spool']:,}/s, plain file"
-        f" {appended['appends_per_s']['plain']:,}/s, ratio {appended['value']} (limit {APPEND_RATIO_MIN});"
-        f" with fsync {appended['appends_per_s']['fsync']:,}/s"
-    )
-    if options.json:
-        options.json.write_text(json.dumps([woken, appended], indent=2) + "\n")
-    return 0 if woken["holds"] and appended["holds"] else 1
+def measure(quick: bool) -> list[Figure]:
+    return wake_up(3 if quick else 15, 1.0) + append(3 if quick else 7)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("bench_outbox", __doc__, measure))

@@ -24,6 +24,7 @@ RUNS: dict[str, str] = {
     "bench-meter": "python -m bench.bench_meter",
     "bench-store": "python -m bench.bench_store",
     "bench-replay": "python -m bench.bench_replay",
+    "bench-outbox": "python -m bench.bench_outbox",
     "bench-statement": "python -m bench.bench_statement",
 }
 """What is run, by the name of its file; ``python`` is the interpreter of this run."""

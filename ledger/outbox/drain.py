@@ -309,9 +309,12 @@ class Outbox:
         self._chain[key] = wire.digest_of(piece)
         if len(self._chain) > CHAINS_MAX:
             del self._chain[next(iter(self._chain))]
-        self._backlog.append(b"".join(parts), self._wall_us())
+        payload = b"".join(parts)
+        self._rest()
+        self._backlog.append(payload, self._wall_us())
         self._faults_in_a_row = 0
         self._wake_sender.set()
+        self._rest()
 
     def _rest(self) -> None:
         """Let the engine's thread have the GIL; at the end there is none to wait for."""
