@@ -42,8 +42,9 @@ class Leadership:
             os.close(self._file)
             self._file = None
         if self._connection is not None:
-            # The connection itself goes, not back into the pool with the lock still on it.
+            # The server would let go by itself, once it notices that nobody is there any more.
             with contextlib.suppress(SQLAlchemyError):
+                self._connection.execute(text("SELECT pg_advisory_unlock_all()"))
                 self._connection.invalidate()
                 self._connection.close()
             self._connection = None

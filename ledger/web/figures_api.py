@@ -36,12 +36,12 @@ from ledger.web.answers import (
     page,
 )
 from ledger.web.callers import ReaderOf
-from ledger.web.problems import Problem, responses
+from ledger.web.problems import Problem, listed, responses
 from ledger.web.service import Here, Service
 
 router = APIRouter(tags=["figures"])
 
-LISTED = responses(401, 403, 422, 429, 503)
+LISTED = listed(401, 403, 422, 429, 503)
 
 RANGE_US_MAX = 400 * limits.DAY_US
 """Of a report: a year and what lies about it; a longer one is asked for in parts."""
@@ -175,7 +175,7 @@ def statements(
     "/v1/statements/{of_month}",
     summary="The statement of a month",
     responses={
-        200: {"description": "The statement.", "content": {CSV_TYPE: {}}},
+        200: {"description": "The statement.", "content": {"text/csv": {"schema": {"type": "string"}}}},
         **responses(401, 403, 422, 429, 503),
     },
 )

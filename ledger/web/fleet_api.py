@@ -15,13 +15,13 @@ from ledger.store.fleet import EngineState, PoolState
 from ledger.web import shapes
 from ledger.web.answers import Form, Format, Limit, Offset, Since, Until, instant, page
 from ledger.web.callers import Admin, Overseer, ReaderOf
-from ledger.web.problems import Problem, responses
+from ledger.web.problems import Problem, listed, responses
 from ledger.web.service import Here, Service
 from ledger.web.troubles import troubles
 
 router = APIRouter(tags=["fleet"])
 
-LISTED = responses(401, 403, 422, 429, 503)
+LISTED = listed(401, 403, 422, 429, 503)
 Ordinary: Limit = limits.PAGE_ROWS_DEFAULT
 
 
@@ -187,7 +187,7 @@ def live(
     return page(request, rows, limit=limit, offset=offset, form=format, columns=names)  # type: ignore[return-value]
 
 
-@router.get("/v1/troubles", summary="What is wrong now", responses=LISTED)
+@router.get("/v1/troubles", summary="What is wrong now", responses=responses(401, 403, 429, 503))
 def wrong(service: Here, _caller: Overseer) -> list[shapes.Trouble]:
     """Engines that fell silent, batches that are missing or refused, findings, jobs that failed; worst first."""
     rows = service.kept.get("troubles", lambda: troubles(service, engines_of(service)))

@@ -100,6 +100,12 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def listed(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The answers of a list: rows as JSON or, where that is asked for, as CSV; and its errors."""
+    fine = {"description": "The rows.", "content": {"text/csv": {"schema": {"type": "string"}}}}
+    return {200: fine, **responses(*statuses)}
+
+
 def install(app: FastAPI) -> None:
     """Let every error of ``app`` leave as problem details."""
     app.add_exception_handler(Problem, _problem)

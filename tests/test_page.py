@@ -1,0 +1,165 @@
+"""The page in a real browser: it draws what the interface says, and executes nothing of it.
+
+The browser is Chromium, found by its usual names or by CHROMIUM; without one these tests skip with one clear line,
+and in CI they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+from serving import START, Clock, Served, open_books, serve
+
+from ledger import ingest, wire
+from ledger.core.records import (
+    Batch,
+    Boot,
+    Dimensions,
+    Group,
+    Holding,
+    Origin,
+    PoolOpen,
+    PoolPeriod,
+    SessionPeriod,
+    Shard,
+    Source,
+    StandingCount,
+)
+from ledger.settle import settle
+from ledger.store import migrate
+from ledger.store.database import connect
+from ledger.web.app import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PERIOD = 15_000_000
+HOSTILE = (
+    "<img src=x onerror=\"document.title='pwned'\">",
+    "<script>document.title='pwned'</script>",
+    "\"><svg/onload=document.title='pwned'>",
+    "javascript:document.title='pwned'",
+    "{{constructor.constructor('document.title=1')()}}",
+    "\u202egnp.exe",
+    "${document.title='pwned'}",
+    "x" * 512,
+)
+"""Ids that somebody may put into a header."""
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome", "headless_shell")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        message = "no Chromium to look at the page with: install chromium, or name one with CHROMIUM"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[Served]:
+    """A ledger whose every id is hostile."""
+    path = tmp_path / "books.db"
+    database = connect(f"sqlite:///{path}", durable=False)
+    migrate.upgrade(database)
+    open_books(database)
+    engine, n = HOSTILE[0], len(HOSTILE)
+    boot = Boot(boot_id=HOSTILE[1], anchor_us=START, started_us=START)
+    rows = [
+        SessionPeriod(
+            pool=HOSTILE[2],
+            dims=Dimensions(tenant=tenant, session=HOSTILE[-1 - number], model=HOSTILE[3], scenario=HOSTILE[4]),
+            holding=Holding(active_block_us=(number + 1) * PERIOD, held_slot_us=16 * (number + 1) * PERIOD),
+            cached_block_us=PERIOD,
+            cached_blocks_end=1,
+        )
+        for number, tenant in enumerate(HOSTILE)
+    ]
+    active = n * (n + 1) // 2
+    batch = Batch(
+        source=Source(engine=engine, origin=Origin.SIMULATED, software=HOSTILE[1], host=HOSTILE[6]),
+        boot=boot, seq=1, start_us=START, end_us=START + PERIOD,
+        opens=(
+            PoolOpen(
+                pool=HOSTILE[2], at_us=START, blocks=1000, groups=(Group(block_size=16),), model=HOSTILE[3],
+                shards=(Shard(gpu_uuid=HOSTILE[0], gpu_model=HOSTILE[1]),),
+            ),
+        ),
+        pools=(
+            PoolPeriod(
+                pool=HOSTILE[2], blocks=1000, active_block_us=active * PERIOD, cached_block_us=n * PERIOD,
+                free_block_us=(1000 - active - n) * PERIOD, held_slot_us=16 * active * PERIOD,
+                active_blocks_end=active, cached_blocks_end=n,
+            ),
+        ),
+        sessions=tuple(rows), standing=tuple(StandingCount(pool=HOSTILE[2], dims=row.dims, cached_blocks=1) for row in rows),
+    )  # fmt: skip
+    outcome = ingest.accept(database, wire.encode(batch), START + PERIOD)
+    assert outcome.refusal is None, outcome.refusal
+    ingest.accept(database, HOSTILE[0].encode(), START + PERIOD)  # refused, and quoted in quarantine
+    settle(database, until_us=START, now_us=START + PERIOD)
+    database.close()
+    yield from serve(path, tmp_path, Clock(START + PERIOD + 2_000_000))
+
+
+@pytest.fixture
+def address(hostile: Served) -> Iterator[str]:
+    """The service on a real socket."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(make_app(hostile.service), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    listener.close()
+
+
+def browse(chromium: str, profile: Path, url: str) -> str:
+    """The document of ``url`` once its scripts have run for some (virtual) seconds."""
+    command = [
+        chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        f"--user-data-dir={profile}", "--virtual-time-budget=9000", "--dump-dom", url,
+    ]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout
+
+
+def test_ids_full_of_markup_are_shown_as_they_are_and_executed_by_nobody(
+    chromium: str, hostile: Served, address: str, tmp_path: Path
+) -> None:
+    profile = tmp_path / "profile"
+    # The link's token becomes a cookie, and the page is drawn.
+    browse(chromium, profile, f"{address}/login#{hostile.tokens['admin']}")
+    document = browse(chromium, profile, f"{address}/")
+    assert "<title>kvledger</title>" in document
+    assert "Bill of 2026-11" in document
+    assert "&lt;img src=x onerror=" in document
+    assert "&lt;script&gt;document.title=" in document
+    assert '<img src="x"' not in document
+    assert document.count("<script") == 2
+    assert "<svg onload" not in document
+    assert hostile.tokens["admin"] not in document
+
+
+def test_a_page_without_a_login_leads_to_the_login(chromium: str, address: str, tmp_path: Path) -> None:
+    assert 'id="token"' in browse(chromium, tmp_path / "profile", f"{address}/")
+
+
+def test_the_description_of_the_interface_is_drawn_without_any_foreign_file(
+    chromium: str, address: str, tmp_path: Path
+) -> None:
+    document = browse(chromium, tmp_path / "profile", f"{address}/docs")
+    for path in ("/v1/usage", "/v1/batches", "/v1/statements/{of_month}"):
+        assert f"<code>{path}</code>" in document
