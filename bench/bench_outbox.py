@@ -9,9 +9,9 @@
     python -m bench.bench_outbox [--quick] [--json FILE]
 
 Exits 1 where a limit does not hold. Ways are interleaved; a round's p99 is compared with that of the same round, and
-the median over the rounds counts, since other work on the machine wakes threads late as well. Beside it stands what that
-does not disturb: the CPU time between two pauses of the drain thread. The service is a process of its
-own on loopback.
+the median over the rounds counts, since other work on the machine wakes threads late as well. Beside it stands what
+that does not disturb: the CPU time between two pauses of the drain thread. The service is a process of its own on
+loopback.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import config
-from ledger.core.records import Batch, Boot, Origin, Source
+from ledger.core.records import Batch, Boot, Group, Origin, Source
 from ledger.errors import UsageError
 from ledger.hook import settings as hook
 from ledger.hook.identity import Ignored, Pseudonyms
+from ledger.hook.meter import Meter
+from ledger.outbox.drain import Outbox
 
 DOC = Path(__file__).parents[1] / "docs/hook-settings.md"
 TOKEN = {"KVLEDGER_TOKEN": "kvl_secret"}
@@ -221,6 +223,27 @@ def test_the_outbox_of_the_settings_delivers_with_their_token_and_leaves_the_res
         outbox.close()
         assert service.requests[0][0]["authorization"] == "Bearer kvl_secret"
         assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_the_documents_example_delivers_what_the_engine_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    with FakeService() as service:
+        monkeypatch.setenv("KVLEDGER_URL", service.url)
+        monkeypatch.setenv("KVLEDGER_TOKEN", "kvl_secret")
+        monkeypatch.setenv("KVLEDGER_SPOOL", str(tmp_path / "spool"))
+        monkeypatch.setenv("KVLEDGER_HANDOVER_KEY", "")
+        boot = Boot(boot_id="b", anchor_us=1_800_000_000_000_000, started_us=1_800_000_000_000_000)
+        engine = {"source": Source(engine="e", origin=Origin.LIVE), "boot": boot, "now_us": lambda: 31_000_000}
+        exec(example, engine)
+        outbox, meter = engine["outbox"], engine["meter"]
+        assert isinstance(outbox, Outbox)
+        assert isinstance(meter, Meter)
+        with meter.lock:
+            meter.open(1_000_000, "gpu", blocks=10, groups=[Group(block_size=16)])
+        # The announcement, and by the heartbeat of an idle engine two periods.
+        service.wait(lambda: len(service.batches) == 3)
+        outbox.close()
+        assert [batch.end_us - boot.anchor_us for batch in service.batches.values()] == [0, 15_000_000, 30_000_000]
 
 
 def test_a_file_of_certificates_that_is_none_is_an_error_of_the_settings(tmp_path: Path) -> None:

@@ -287,3 +287,20 @@ def test_a_hand_over_that_was_changed_anywhere_is_none(caller: Caller, at: int, 
 def test_no_text_makes_the_hand_over_raise(text: str) -> None:
     assert unpack(text, HANDOVER) is None
     assert unpack(f"kvl1/{text}", HANDOVER) is None
+
+
+@pytest.mark.parametrize(("peers", "tenant"), [("10.0.0.0/8", "acme"), ("everybody", UNATTRIBUTED)])
+def test_as_an_engine_loads_it_the_environment_rules_and_a_bad_one_believes_nobody(
+    monkeypatch: pytest.MonkeyPatch, peers: str, tenant: str
+) -> None:
+    monkeypatch.setenv("KVLEDGER_TRUSTED_PEERS", peers)
+    monkeypatch.setenv("KVLEDGER_HANDOVER_KEY", "0123456789abcdef")
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    scope = {"type": "http", "headers": said(tenant="acme"), "client": (GATEWAY, 1)}
+    asyncio.run(IdentityMiddleware(app)(scope, None, None))
+    assert seen[0][SCOPE_KEY].tenant == tenant
+    assert dict(seen[0]["headers"])[b"x-tenant-id"] == tenant.encode()
