@@ -103,7 +103,8 @@ def hostile(tmp_path: Path) -> Iterator[Served]:
                 active_blocks_end=active, cached_blocks_end=n,
             ),
         ),
-        sessions=tuple(rows), standing=tuple(StandingCount(pool=HOSTILE[2], dims=row.dims, cached_blocks=1) for row in rows),
+        sessions=tuple(rows),
+        standing=tuple(StandingCount(pool=HOSTILE[2], dims=row.dims, cached_blocks=1) for row in rows),
     )  # fmt: skip
     outcome = ingest.accept(database, wire.encode(batch), START + PERIOD)
     assert outcome.refusal is None, outcome.refusal

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
-from sqlalchemy.engine import make_url
 
 import ledger
 from ledger import metrics as m
@@ -88,9 +87,9 @@ def metrics(
         _reader(request, service, bearer, login)
     values = service.metrics
     values.put(m.THREADS, (), threading.active_count())
-    url = make_url(service.settings.database)
-    if url.get_backend_name() == "sqlite" and url.database:
-        values.put(m.DISK_FREE, (), shutil.disk_usage(Path(url.database).resolve().parent).free)
+    file = service.database.engine.url.database
+    if service.database.dialect == "sqlite" and file:
+        values.put(m.DISK_FREE, (), shutil.disk_usage(Path(file).resolve().parent).free)
     if "application/openmetrics-text" in accept:
         return Response(openmetrics.generate_latest(service.registry), media_type=openmetrics.CONTENT_TYPE_LATEST)
     return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)  # type: ignore[no-untyped-call]
