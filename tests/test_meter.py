@@ -514,3 +514,22 @@ def test_nothing_is_kept_of_requests_that_are_gone(engine):
     assert boot.settler.cached == {"gpu": {}}
     assert len(boot.steps.ticks.due) < 40
     assert len(boot.keys) <= 51, "blocks remember who computed them until they are taken again"
+
+
+def test_a_cut_visits_neither_held_blocks_nor_sessions_that_merely_own_cached_ones():
+    boot = Boot(boot_id="b", anchor_us=NOON, started_us=NOON)
+    meter = Meter(SOURCE, boot, lambda _batch: None, settle_later=True)
+    pool = meter.open(0, "gpu", blocks=5_000, groups=(Group(block_size=16),))
+    for i in range(500):
+        meter.request(0, f"q{i}", Dimensions(tenant="t", session=f"s{i}"), prompt_tokens=16)
+        pool.acquire(0, f"q{i}", 0, new=[i + 1])
+        meter.finish(0, f"q{i}", Outcome.FINISHED)
+        pool.release(0, f"q{i}", [i + 1], cached=[i + 1])
+    meter.request(0, "r", ALICE, prompt_tokens=64_000)
+    pool.acquire(0, "r", 0, new=list(range(1_000, 5_000)))
+    meter.advance(2 * PERIOD_US)
+    (quiet,) = meter._boot.cuts[-1].pools
+    assert (quiet.cached_us, quiet.active_us) == (500 * PERIOD_US, 4_000 * PERIOD_US)
+    assert len(quiet.tables) == 1
+    assert quiet.accounts == []
+    assert quiet.nodes == {}
