@@ -243,7 +243,7 @@ def test_a_refused_batch_stops_the_replay_and_says_why(kvledger: CommandLine, mo
     real = ingest.accept_several
     monkeypatch.setattr(
         ingest,
-        "accept",
+        "accept_several",
         lambda db, raws, at: real(db, [raw.replace(b'"kvledger":1', b'"kvledger":7') for raw in raws], at),
     )
     message = kvledger.fails("replay", "trace.csv", "--start", START, code=WORLD)
