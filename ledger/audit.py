@@ -17,7 +17,7 @@ from ledger.core.settlement import Basis
 from ledger.intervals import Desk, group_of
 from ledger.reports.statement import as_value
 from ledger.settle import booked_statement, first_us
-from ledger.store import audit_reads, books, fact_audit, inputs, terms
+from ledger.store import audit_reads, books, fact_audit, inputs, rollups, terms
 from ledger.store.rows import canonical
 
 if TYPE_CHECKING:
@@ -134,18 +134,18 @@ def _month_rollups(snapshot: Connection, ledger: LedgerTerms, month: Month) -> I
 
 def _differences(where: str, made: Settlement, rows: Kept, head: Head) -> Iterator[Breach]:
     """What was kept of an interval against what settling it again gives."""
-    yield from _compare(f"{where} basis_lines", books.line_rows(made), rows.lines)
-    yield from _compare(f"{where} session_costs", books.cost_rows(made), rows.costs)
-    yield from _compare(f"{where} memo_lines", books.memo_rows(made.memos), rows.memos)
-    if books.segment_rows(made) != rows.segments:
+    yield from _compare(f"{where} basis_lines", rollups.line_rows(made), rows.lines)
+    yield from _compare(f"{where} session_costs", rollups.cost_rows(made), rows.costs)
+    yield from _compare(f"{where} memo_lines", rollups.memo_rows(made.memos), rows.memos)
+    if rollups.segment_rows(made) != rows.segments:
         yield Breach(law="roll-up", where=f"{where} segments", detail="differ from those made again")
     if made.engine is None:
         return
-    pools = sorted(books.pool_hour(made.engine, made.start_us, made.end_us, pool) for pool in made.pools)
+    pools = sorted(rollups.pool_hour(made.engine, made.start_us, made.end_us, pool) for pool in made.pools)
     if pools != rows.pools:
         yield Breach(law="roll-up", where=f"{where} pool_hours", detail="differ from those made again")
     usage = {
-        (pool.pool, session.dims): books.usage_hour(made.engine, pool.pool, made.start_us, 0, session)[4:]
+        (pool.pool, session.dims): rollups.usage_hour(made.engine, pool.pool, made.start_us, 0, session)[4:]
         for pool in made.pools
         for session in pool.sessions
     }
@@ -192,10 +192,10 @@ def _kept_breaches(where: str, rows: Kept, basis: Basis) -> Iterator[Breach]:
 
 def _quantity_breaches(where: str, rows: Kept) -> Iterator[Breach]:
     """Law 2 over the interval, and that nobody is charged for a quantity of nothing."""
-    names = books.USAGE_HOUR
+    names = rollups.USAGE_HOUR
     used = {(row[1], row[3]): dict(zip(names, row, strict=True)) for row in rows.usage}
     for pool in rows.pools:
-        totals = dict(zip(books.POOL_HOUR, pool, strict=True))
+        totals = dict(zip(rollups.POOL_HOUR, pool, strict=True))
         for name in ("active_block_us", "cached_block_us", "unfilled_slot_us"):
             have = sum(row[name] for (of, _), row in used.items() if of == totals["pool"])
             if have != totals[name]:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        _say("interrupted; what was written is complete batches and whole transactions, run it again to go on")
+        _say("interrupted; what was written is whole, run it again to go on")
         return INTERRUPTED
     except UsageError as error:
         _say(str(error))

@@ -358,9 +358,10 @@ def open_boundary(boots: Sequence[EngineBoot], now_us: int) -> int:
     """The last boundary that every open pool has delivered, at most 60 s before ``now_us``."""
     floor_us = now_us - 4 * PERIOD_US
     floor_us -= floor_us % PERIOD_US
+    newest = {boot.engine: boot for boot in boots}  # by start, so a boot that was replaced holds nobody back
     delivered = [
         boot.last_end_us or boot.boot.started_us
-        for boot in boots
+        for boot in newest.values()
         if boot.opens and len(boot.closes) < len(boot.opens) and boot.heard_us > now_us - SILENCE_US
     ]
     latest = min(delivered, default=now_us)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ledger
 from ledger import wire
 from ledger.errors import LedgerError, UsageError
+from ledger.limits import BATCHES_AT_ONCE_MAX
 from ledger.reference.latency import RTX_4090_LLAMA_8B
 from ledger.reference.replay import ReplaySummary, replay
 from ledger.reference.traces import open_trace
@@ -40,8 +41,11 @@ HOUR_US = 3_600_000_000
 LABEL_CHARS = 40
 """Of a file's name in the names of its engines."""
 
-TOLD_S = 0.1
-"""Seconds between two looks at the progress: as often as an eye sees."""
+TOLD_NS = 100_000_000
+"""Between two looks at the progress: as often as an eye sees."""
+
+PARCEL_US = 60_000_000
+"""Batches of one simulated minute are delivered together: one transaction for them, and the same ones every time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +76,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """An encoded batch and its virtual time of receipt."""
+    """Encoded batches that are delivered together, and their virtual time of receipt."""
 
-    raw: bytes
+    raws: tuple[bytes, ...]
     received_us: int
 
 
@@ -171,24 +175,34 @@ def _produce(prepared: Prepared, events: Path | None, sender: Pipe) -> None:
 
 def _produce_all(prepared: Prepared, events: Path | None, sender: Pipe) -> ReplaySummary:
     previous: dict[str, bytes] = {}
-    told = 0.0
+    parcel: list[bytes] = []
+    parcel_us = told = 0
 
     def emit(batch: Batch) -> None:
+        nonlocal parcel_us
         engine = batch.source.engine
         raw = wire.encode(batch, previous.get(engine, b""))
         previous[engine] = wire.digest_of(raw)
-        sender.send(Sent(raw=raw, received_us=batch.end_us))
+        if batch.end_us // PARCEL_US != parcel_us // PARCEL_US or len(parcel) == BATCHES_AT_ONCE_MAX:
+            send()
+        parcel.append(raw)
+        parcel_us = batch.end_us
+
+    def send() -> None:
+        if parcel:
+            sender.send(Sent(raws=tuple(parcel), received_us=parcel_us))
+            parcel.clear()
 
     def progress(ended: int, at_us: int) -> None:
         nonlocal told
-        if time.monotonic() - told >= TOLD_S:
-            told = time.monotonic()
+        if time.monotonic_ns() - told >= TOLD_NS:
+            told = time.monotonic_ns()
             sender.send(Told(ended=ended, at_us=at_us))
 
     requests, latency = _requests(prepared.plan)
 
     def engines(write: Callable[[str], object] | None) -> ReplaySummary:
-        return replay(
+        summary = replay(
             requests,
             name=prepared.name,
             engines=prepared.plan.engines,
@@ -201,6 +215,8 @@ def _produce_all(prepared: Prepared, events: Path | None, sender: Pipe) -> Repla
             latency=latency,
             seed=prepared.plan.seed,
         )
+        send()
+        return summary
 
     if events is None:
         return engines(None)

@@ -104,13 +104,13 @@ def _deliver(
     with producing(prepared, events) as messages:
         for message in messages:
             if isinstance(message, Sent):
-                outcome = ingest.accept(database, message.raw, message.received_us)
-                counts[outcome.status] += 1
-                if outcome.refusal is not None:
-                    raise LedgerError(
-                        f"a batch of the replay was refused, {outcome.refusal.reason}: {outcome.refusal.detail}; "
-                        "`kvledger quarantine list` shows it; replay into a fresh --database"
-                    )
+                for outcome in ingest.accept_several(database, message.raws, message.received_us):
+                    counts[outcome.status] += 1
+                    if outcome.refusal is not None:
+                        raise LedgerError(
+                            f"a batch of the replay was refused, {outcome.refusal.reason}: {outcome.refusal.detail}; "
+                            "`kvledger quarantine list` shows it; replay into a fresh --database"
+                        )
             elif isinstance(message, Told):
                 progress(message.ended, message.at_us)
             else:

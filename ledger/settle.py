@@ -17,7 +17,7 @@ from ledger.core.settlement import Basis
 from ledger.errors import UsageError
 from ledger.intervals import AssetGroup, Desk, Frame, group_of, open_boundary
 from ledger.reports.statement import Heading, as_value, make_statement
-from ledger.store import book_reads, books, findings, inputs, prices, terms
+from ledger.store import book_reads, books, findings, inputs, prices, rollups, terms
 from ledger.store.database import lock
 from ledger.store.findings import Finding, Severity
 from ledger.store.rows import canonical
@@ -301,7 +301,7 @@ def _rewrite_memos(connection: Connection, made: Settlement) -> None:
         later = _prepared(connection, made.asset_group, start_us, head.end_us)
         if later.inputs_digest == head.inputs_digest:  # else its own settlement writes them, or its facts are gone
             place = (later.asset_group, start_us, later.booked_month, later.month)
-            books.save_memos(connection, place, later.memos)
+            rollups.save_memos(connection, place, later.memos)
 
 
 def _booked_by(connection: Connection, key: str, start_us: int) -> str | None:

@@ -294,7 +294,7 @@ def test_a_demo_that_was_interrupted_leaves_the_one_before(
     def interrupted(*_args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ingest, "accept", interrupted)
+    monkeypatch.setattr(ingest, "accept_several", interrupted)
     kvledger.fails("demo", "--hours", "1", code=130)
     assert [file.name for file in state.iterdir()] == ["demo.db"]
     assert (state / "demo.db").read_text() == "the one before"

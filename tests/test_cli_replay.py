@@ -175,7 +175,12 @@ def test_a_broken_row_beyond_the_limit_is_nobody_s_business(kvledger: CommandLin
 
 @pytest.mark.parametrize(
     ("module", "name", "calls"),
-    [("ingest", "accept", 0), ("ingest", "accept", 7), ("replay", "_register", 0), ("replay", "settle", 0)],
+    [
+        ("ingest", "accept_several", 0),
+        ("ingest", "accept_several", 2),
+        ("replay", "_register", 0),
+        ("replay", "settle", 0),
+    ],
 )
 def test_a_replay_that_was_killed_goes_on_where_it_was(
     kvledger: CommandLine, replayed_file: Path, module: str, name: str, calls: int
@@ -197,22 +202,22 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(
 def test_ctrl_c_ends_it_cleanly_and_the_next_run_completes_it(
     kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("trace.csv").write_text(azure(*rows(20)))
-    real, calls = ingest.accept, iter(range(5))
+    Path("trace.csv").write_text(azure(*rows(60)))
+    real, calls = ingest.accept_several, iter(range(2))
 
     def interrupted(*args: Any) -> Any:
         if next(calls, None) is None:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(ingest, "accept", interrupted)
+    monkeypatch.setattr(ingest, "accept_several", interrupted)
     message = kvledger.fails(
         "replay", "trace.csv", "--start", START, "--engines", "2", "--events", "events.jsonl", code=INTERRUPTED
     )
     assert "interrupted" in message
-    assert not list(kvledger.folder.glob("events*"))
-    monkeypatch.setattr(ingest, "accept", real)
-    assert "went on where an earlier run ended: 5 of" in replay(kvledger).out
+    assert not list(kvledger.folder.glob("*.part")), "an event log is whole or not there"
+    monkeypatch.setattr(ingest, "accept_several", real)
+    assert "went on where an earlier run ended: " in replay(kvledger).out
     assert kvledger("audit").code == 0
 
 
@@ -220,14 +225,14 @@ def test_the_engines_process_dying_is_said_with_the_way_out(
     kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("trace.csv").write_text(azure(*rows(20)))
-    real = ingest.accept
+    real = ingest.accept_several
 
     def murderous(*args: Any) -> Any:
         for child in multiprocessing.active_children():
             child.kill()
         return real(*args)
 
-    monkeypatch.setattr(ingest, "accept", murderous)
+    monkeypatch.setattr(ingest, "accept_several", murderous)
     message = kvledger.fails("replay", "trace.csv", "--start", START, code=WORLD)
     assert "ended early" in message
     assert "run the same command again" in message
@@ -235,9 +240,11 @@ def test_the_engines_process_dying_is_said_with_the_way_out(
 
 def test_a_refused_batch_stops_the_replay_and_says_why(kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("trace.csv").write_text(azure(*rows(5)))
-    real = ingest.accept
+    real = ingest.accept_several
     monkeypatch.setattr(
-        ingest, "accept", lambda db, raw, at: real(db, raw.replace(b'"kvledger":1', b'"kvledger":7'), at)
+        ingest,
+        "accept_several",
+        lambda db, raws, at: real(db, [raw.replace(b'"kvledger":1', b'"kvledger":7') for raw in raws], at),
     )
     message = kvledger.fails("replay", "trace.csv", "--start", START, code=WORLD)
     assert "unknown_version" in message

@@ -12,9 +12,9 @@ from sqlalchemy import func, select, text
 from ledger import limits, wire
 from ledger.core.records import Dimensions, Origin, PoolClose
 from ledger.errors import UsageError
-from ledger.ingest import Outcome, Status, accept, retry
+from ledger.ingest import Outcome, Status, accept, accept_several, retry
 from ledger.refusals import Note, Reason
-from ledger.store import fact_reads, quarantine, tables
+from ledger.store import fact_audit, fact_reads, quarantine, tables
 
 if TYPE_CHECKING:
     from ledger.store.database import Database
@@ -341,3 +341,30 @@ def test_ten_thousand_sessions_in_one_batch_all_land(db: Database) -> None:
         stored = fact_reads.load_batch(connection, "engine-a", "boot-1", 3)
     assert stored is not None
     assert stored.batch == batch
+
+
+def test_a_delivery_of_several_batches_is_one_transaction_with_an_answer_for_each(db: Database) -> None:
+    life, other = Life(), Life(engine="engine-b")
+    first, second = life.send(life.announce()), life.send(life.period({ALICE: (2, 1), BOB: (1, 0)}, opens=True))
+    third = life.send(life.period({BOB: (1, 0)}, quiet={ALICE: (0, 1)}))
+    delivery = [first, b"{", other.send(other.announce()), second, first, third]
+    answers = accept_several(db, delivery, NOW)
+    assert [answer.status for answer in answers] == [
+        Status.ACCEPTED,
+        Status.REFUSED,
+        Status.ACCEPTED,
+        Status.ACCEPTED,
+        Status.DUPLICATE,
+        Status.ACCEPTED,
+    ]
+    again = accept_several(db, delivery, NOW)
+    assert {answer.status for answer in again} == {Status.DUPLICATE, Status.REFUSED}
+    with db.read() as connection:
+        assert list(fact_audit.fact_breaches(connection)) == []
+        assert [boot.batches for boot in fact_reads.boots_of(connection)] == [3, 1]
+    assert counted(db) == {Reason.NOT_JSON: 1}
+
+
+def test_deliveries_have_a_bound(db: Database) -> None:
+    with pytest.raises(AssertionError, match="divides"):
+        accept_several(db, [b""] * (limits.BATCHES_AT_ONCE_MAX + 1), NOW)

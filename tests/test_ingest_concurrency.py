@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from ledger.core.records import Dimensions
 from ledger.errors import StoreError
-from ledger.ingest import Status, accept
+from ledger.ingest import Status, accept, accept_several
 from ledger.store import fact_audit, fact_reads
 from ledger.store.database import connect
 
@@ -82,6 +82,21 @@ def test_writers_of_several_engines_that_meet_the_same_new_sessions_do_not_deadl
 
     at_once([lambda number=number: deliver(number) for number in range(WRITERS)])
     check(store_url, {f"engine-{number}": 7 for number in range(WRITERS)})
+    for db in databases:
+        db.close()
+
+
+def test_deliveries_of_several_engines_in_opposite_orders_do_not_deadlock(store_url: str) -> None:
+    databases = [connect(store_url, durable=False) for _ in range(WRITERS)]
+    chains = [chain(f"engine-{number}", 5, seed=number) for number in range(WRITERS)]
+
+    def deliver(number: int) -> None:
+        for place in range(6):
+            turn = [*range(number, WRITERS), *range(number)]
+            accept_several(databases[number], [chains[engine][place] for engine in turn], NOW)
+
+    at_once([lambda number=number: deliver(number) for number in range(WRITERS)])
+    check(store_url, {f"engine-{number}": 6 for number in range(WRITERS)})
     for db in databases:
         db.close()
 

@@ -482,3 +482,54 @@ def test_settling_later_gives_the_same_batches():
         return batches
 
     assert run(later=True) == run(later=False)
+
+
+def test_nothing_is_kept_of_requests_that_are_gone(engine):
+    """Memory is bounded by what lives: two hundred requests, sharing and evicting, leave no trace."""
+    t = 0
+    engine.start("first", prompt=32, new=[1, 2])
+    engine.step(0, 1, {"first": 32})
+    for i in range(200):
+        t += SECOND
+        name = f"r{i}"
+        dims = Dimensions(tenant=f"tenant-{i}", session=name)
+        own = 10 + i % 50
+        engine.start(name, dims, prompt=33, hit=[1, 2], new=[own], t=t)
+        engine.step(t, t + 10, {name: 1, "first": 1})
+        engine.step(t + 20, t + 30, {name: 1, "first": 1})
+        engine.end(t + 40, name, blocks=[own, 2, 1], cached=[own])
+        engine.pool.evict(t + 50, [own])
+    engine.end(t + 60, "first", blocks=[2, 1], freed=[1, 2])
+    engine.meter.advance(t + 10 * PERIOD_US)
+    boot = engine.meter._boot
+    (pool,) = boot.pools
+    assert not boot.steps.requests
+    assert not boot.steps.partial
+    assert not boot.steps.steady
+    assert not any(pool.tables)
+    assert not pool.accounts.accounts
+    assert not pool.accounts.leaves
+    assert not pool.accounts.holding
+    assert not pool.accounts.fills
+    assert boot.settler.cached == {"gpu": {}}
+    assert len(boot.steps.ticks.due) < 40
+    assert len(boot.keys) <= 51, "blocks remember who computed them until they are taken again"
+
+
+def test_a_cut_visits_neither_held_blocks_nor_sessions_that_merely_own_cached_ones():
+    boot = Boot(boot_id="b", anchor_us=NOON, started_us=NOON)
+    meter = Meter(SOURCE, boot, lambda _batch: None, settle_later=True)
+    pool = meter.open(0, "gpu", blocks=5_000, groups=(Group(block_size=16),))
+    for i in range(500):
+        meter.request(0, f"q{i}", Dimensions(tenant="t", session=f"s{i}"), prompt_tokens=16)
+        pool.acquire(0, f"q{i}", 0, new=[i + 1])
+        meter.finish(0, f"q{i}", Outcome.FINISHED)
+        pool.release(0, f"q{i}", [i + 1], cached=[i + 1])
+    meter.request(0, "r", ALICE, prompt_tokens=64_000)
+    pool.acquire(0, "r", 0, new=list(range(1_000, 5_000)))
+    meter.advance(2 * PERIOD_US)
+    (quiet,) = meter._boot.cuts[-1].pools
+    assert (quiet.cached_us, quiet.active_us) == (500 * PERIOD_US, 4_000 * PERIOD_US)
+    assert len(quiet.tables) == 1
+    assert quiet.accounts == []
+    assert quiet.nodes == {}

@@ -18,7 +18,7 @@ from ledger.audit import audit
 from ledger.core.records import PERIOD_US, Admission, Outcome
 from ledger.reports.monthly import read_statement
 from ledger.settle import close_month
-from ledger.store import book_tables, books
+from ledger.store import book_tables, books, rollups
 from ledger.store.database import Database, connect
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def restored(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], str]]:
     """Each call gives the URL of a database as :func:`begun` leaves it."""
-    monkeypatch.setattr(books, "write_rows", _stepped(books.write_rows))
+    for room in (books, rollups):
+        monkeypatch.setattr(room, "write_rows", _stepped(room.write_rows))
     if request.param == "sqlite":
         url = request.getfixturevalue("sqlite_url")
         made = connect(url, durable=False)

@@ -12,6 +12,8 @@ from sweep import Sweep, main
 
 from ledger import wire
 from ledger.core.records import PERIOD_US, Batch, StandingCount
+from ledger.reference.engine import Engine, EngineConfig
+from ledger.reference.policy import Policy
 from ledger.reference.replay import ReplaySummary, replay
 from ledger.reference.traces import open_trace
 from ledger.reference.workload import HOUR_US, mixed_day
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ledger.reference.request import TraceRequest
+    from ledger.reference.scheduler import CoreRequest
 
 START_US = 1_793_664_000_000_000
 
@@ -91,7 +94,14 @@ def test_batches_equal_a_recount_of_the_events_on_a_large_part_of_each_trace(
 
 
 def busy_minutes() -> Iterator[TraceRequest]:
-    return mixed_day(7, load=40.0, duration_us=HOUR_US // 24).requests()
+    return mixed_day(7, load=60.0, duration_us=HOUR_US // 120).requests()
+
+
+class Eager(Policy):
+    """Begins prompts that may not fit: those who run pay for it."""
+
+    def must_fit_whole(self, request: CoreRequest) -> bool:
+        return False
 
 
 @pytest.mark.parametrize("start_us", [START_US, START_US + 7_000_001])
@@ -101,19 +111,50 @@ def test_batches_equal_a_recount_under_pressure_with_drafts_samples_and_aborts(s
         busy_minutes(),
         start_us=start_us,
         engines=2,
-        blocks=4200,
-        block_size=16,
+        blocks=1200,
         latency=day.latency,
         acceptance_ratio=0.5,
+        policy=Eager,
     )
     assert sweep.breaches == []
     assert sweep.records == summary.received
     assert summary.faults == 0
     # Else the test would not show what its name says.
-    assert summary.preemptions > 0
+    assert summary.preemptions >= 5
     assert summary.evictions > 0
+    assert summary.refused > 0
     assert summary.aborted > 0
     assert summary.abandoned > 0
+
+
+def test_batches_equal_a_recount_when_the_cache_is_reset_under_running_requests() -> None:
+    day = mixed_day(3, load=8.0, duration_us=6 * PERIOD_US)
+    sweep = Sweep()
+    config = EngineConfig(
+        name="engine-0",
+        blocks=4200,
+        block_size=16,
+        start_us=START_US,
+        load_us=0,
+        model="m",
+        gpu_model="g",
+        latency=day.latency,
+        warmup_requests=1,
+        acceptance_ratio=0.7,
+        seed=1,
+    )
+    engine = Engine(config, Policy(), sweep.batch, sweep.event)
+    for request in day.requests():
+        engine.submit(request, request.arrival_us)
+    for horizon in range(1, 40):
+        engine.run_until(horizon * 5_000_000)
+        if horizon % 3 == 0:
+            engine.scheduler.reset(engine.now_us)
+    engine.close(engine.now_us)
+    sweep.finish()
+    assert sweep.breaches == []
+    assert engine.meter.faults == {}
+    assert engine.scheduler.preemptions > 3
 
 
 def _first(batch: Batch, field: str, **changes: int) -> Batch:
@@ -226,7 +267,8 @@ def test_the_log_has_every_event_with_its_documented_keys_and_only_those() -> No
     lines: list[str] = []
     replay(
         busy_minutes(),
-        blocks=4200,
+        blocks=1200,
+        policy=Eager,
         start_us=START_US,
         latency=mixed_day().latency,
         emit=lambda batch: None,

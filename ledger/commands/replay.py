@@ -86,9 +86,9 @@ def demo(args: Namespace) -> int:
 
 def _run(prepared: Prepared, ledger: Ledger, *, price_nanos: int, events: Path | None) -> Replayed:
     plan = prepared.plan
-    what = plan.trace.name if plan.trace is not None else f"a day of ten tenants, seed {plan.seed}"
+    what = plan.trace.name if plan.trace is not None else f"a day of ten tenants (seed {plan.seed})"
     engines = "one engine" if plan.engines == 1 else f"{plan.engines} engines"
-    print(f"replaying {what} through {engines} of {prepared.blocks:,} blocks of {prepared.block_size} tokens")
+    print(f"replaying {what} on {engines} of {prepared.blocks:,} blocks, {prepared.block_size} tokens each")
     total = prepared.requests or plan.hours * HOUR_US
     with _progress(total) as (progress, settling):
 

@@ -499,6 +499,8 @@ def _row(rows: dict[tuple[str, Dimensions], Row], pool: str, dims: Dimensions) -
 def _record(request: Request, anchor: int, lead: str) -> RequestRecord:
     assert request.ended_t is not None
     assert request.outcome is not None
+    # It is over, and without the cycle through its tables it goes at once, not when garbage is collected.
+    request.tables = []
     return RequestRecord(
         request=request.id,
         parent=request.parent,

@@ -17,9 +17,8 @@ from ledger.intervals import Desk
 from ledger.reports.requests import request_rows
 from ledger.reports.usage_rows import CHARGES, Figures, UsageRow
 from ledger.settle import prepare
-from ledger.store import book_reads, books, inputs, terms
+from ledger.store import book_reads, books, inputs, rollups, terms
 from ledger.store.book_reads import POOL_COLUMNS, USAGE_COLUMNS
-from ledger.store.books import usage_hour
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,8 +208,8 @@ class _Reading:
         for pool in made.pools:
             self._pool(made.engine, pool.pool, pool.values(), paying=pool.paying)
             for session in pool.sessions:
-                row = usage_hour(made.engine, pool.pool, made.start_us, 0, session)
-                named = dict(zip(books.USAGE_HOUR, row, strict=True))
+                row = rollups.usage_hour(made.engine, pool.pool, made.start_us, 0, session)
+                named = dict(zip(rollups.USAGE_HOUR, row, strict=True))
                 values = tuple(named[name] for name in USAGE_COLUMNS)
                 self._session(made.engine, pool.pool, session.dims).add_columns(USAGE_COLUMNS, values)
         for of, cost in made.session_costs():

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Row, Table
 
     from ledger.core.records import Dimensions
-    from ledger.store.books import Rows
     from ledger.store.database import Connection
+    from ledger.store.rollups import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
