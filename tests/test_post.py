@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import ssl
+import subprocess
 import threading
 import time
 import zlib
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from fake_service import FakeService
@@ -179,3 +184,38 @@ def test_closing_ends_an_exchange_that_is_under_way() -> None:
             post(packed(), "")
         assert time.monotonic() - started_s < 10
         closer.join()
+
+
+class Encrypted(FakeService):
+    """The same behind TLS."""
+
+    def __init__(self, certificate: Path, key: Path, *moods: str) -> None:
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(certificate, key)
+        super().__init__(*moods)
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            super()._serve(self._tls.wrap_socket(connection, server_side=True))
+        connection.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make a certificate with")
+def test_over_https_the_service_is_known_by_its_certificate_and_the_deadline_holds(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate),
+         "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with Encrypted(certificate, key, "ok", "ok", "hang") as service:
+        url = service.url.replace("http://127.0.0.1", "https://localhost")
+        post = HttpPost(url, token=lambda: "t", ca_file=str(certificate), timeout_s=1.0)
+        assert [received(post(packed(seq), "")) for seq in (1, 2)] == [Receipt.ACCEPTED] * 2
+        assert service.connections == 1
+        with pytest.raises(Unreachable, match="timed out"):
+            post(packed(3), "")
+        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            HttpPost(url, token=lambda: "t")(packed(1), "")
+        assert len(service.requests) == 3
+        post.close()
