@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
 import time
 import zlib
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fake_service import FakeService
@@ -20,6 +19,10 @@ from ledger.core.records import Batch, Boot, Origin, Source
 from ledger.outbox.post import HttpPost, Reply, Unreachable
 from ledger.wire import answer as answers
 from ledger.wire.answer import Receipt
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
 
 NOW_US = 1_800_000_000_000_000
 
