@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STATE ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow lint format generated wheel-test bench evidence clean
+.PHONY: help run demo test test-slow lint format generated wheel-test bench evidence clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,10 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
 	@$(BIN)/pip install --quiet --group dev --editable '.[service,postgres]'
 	@touch $@ $(VENV)/.service
 
-run: $(VENV)/.service ## set up, replay a simulated day of a shared fleet, print who pays for what
+run: $(VENV)/.service ## set up, and start the service with a simulated day behind it and two engines reporting
+	@$(BIN)/kvledger serve --demo --state-dir $(STATE)
+
+demo: $(VENV)/.service ## set up, replay a simulated day of a shared fleet, print who pays for what
 	@$(BIN)/kvledger demo --state-dir $(STATE)
 
 test: $(VENV)/.dev ## set up and run the tests (under 5 minutes on 2 cores)

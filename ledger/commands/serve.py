@@ -224,11 +224,11 @@ def _demo_books(ledger: Ledger, *, hours: int) -> None:
             if isinstance(message, Sent):
                 if message.received_us > at_us:
                     break  # the last sessions run on into what is now; the real-time engines take over
-                outcome = ingest.accept(ledger.database, message.raw, message.received_us)
-                if outcome.status not in (Status.ACCEPTED, Status.DUPLICATE):
-                    raise LedgerError(
-                        f"a simulated batch was refused: {outcome.refusal}; start with a fresh --state-dir"
-                    )
+                for outcome in ingest.accept_several(ledger.database, message.raws, message.received_us):
+                    if outcome.status not in (Status.ACCEPTED, Status.DUPLICATE):
+                        raise LedgerError(
+                            f"a simulated batch was refused: {outcome.refusal}; start with a fresh --state-dir"
+                        )
             elif isinstance(message, Told) and time.monotonic() - shown > 5:
                 shown = time.monotonic()
                 print(f"  {max(0, message.at_us - start_us) / HOUR_US:.1f} of {hours} h", flush=True)

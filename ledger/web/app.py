@@ -91,5 +91,6 @@ def metrics(
     if service.database.dialect == "sqlite" and file:
         values.put(m.DISK_FREE, (), shutil.disk_usage(Path(file).resolve().parent).free)
     if "application/openmetrics-text" in accept:
-        return Response(openmetrics.generate_latest(service.registry), media_type=openmetrics.CONTENT_TYPE_LATEST)
-    return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)  # type: ignore[no-untyped-call]
+        text = openmetrics.generate_latest(service.registry)  # type: ignore[no-untyped-call]
+        return Response(text, media_type=openmetrics.CONTENT_TYPE_LATEST)
+    return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
