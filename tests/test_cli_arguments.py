@@ -50,6 +50,8 @@ def test_the_documented_commands_are_there() -> None:
         "prices add", "prices list", "prices import", "tenants add", "tenants list",
         "months close", "months list", "db upgrade", "db current", "db check",
         "quarantine list", "quarantine show", "quarantine retry",
+        "serve", "engines", "tokens add", "tokens list", "tokens revoke", "sources list", "config show", "config check",
+        "doctor",
     }  # fmt: skip
 
 

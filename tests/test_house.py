@@ -34,7 +34,8 @@ def tracked() -> list[str]:
 def test_the_guest_side_loads_the_standard_library_only(module: str) -> None:
     probe = (
         f"import sys, {module}; "
-        "names = {name.partition('.')[0] for name in sys.modules}; "
+        # The standard library's own description of this machine has the machine's name.
+        "names = {name.partition('.')[0] for name in sys.modules if not name.startswith('_sysconfigdata')}; "
         "print(*sorted(names - set(sys.stdlib_module_names) - {'ledger', '__main__'}))"
     )
     done = subprocess.run(

@@ -24,7 +24,7 @@ def token_add(args: Namespace) -> int:
         made = ledger.database.write(
             lambda c: add_token(
                 c,
-                name=args.name,
+                name=args.name or "",
                 scope=scope,
                 tenant=args.tenant,
                 secret=secret,

@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         "serve",
         "serve:serve",
         "Run the service: ingest, the JSON interface, the page, metrics and the jobs.",
-        "kvledger serve --listen 127.0.0.1:8790\nkvledger serve --demo",
+        "kvledger serve --listen 127.0.0.1:8790",
         more=(
             "The first start makes the ledger and an admin token, and prints a login link once. A replica more on\n"
             "PostgreSQL is the same command again; one of them runs the jobs. Ctrl-C ends it cleanly."
@@ -53,8 +53,11 @@ def add(commands: Commands) -> None:
         "engines",
         "engines:run",
         "Run reference engines in real time under the mixed workload, reporting to a service.",
-        "KVLEDGER_URL=http://127.0.0.1:8790 KVLEDGER_TOKEN=kvl_… kvledger engines --engines 2",
-        more="Simulated engines for a simulated ledger; the token must be one for ingest.",
+        "kvledger engines --engines 2",
+        more=(
+            "Where to is said by KVLEDGER_URL (http://127.0.0.1:8790) and KVLEDGER_TOKEN (one for ingest).\n"
+            "Simulated engines, for a simulated ledger."
+        ),
         ledger=False,
     )
     made.add_argument("--engines", metavar="N", type=int, default=2, choices=range(1, 17), help="default: 2")
@@ -69,13 +72,12 @@ def add(commands: Commands) -> None:
         "add",
         "access:token_add",
         "Make a token; it is printed once, and kept as a digest only.",
-        "kvledger tokens add --scope ingest --name 'engines of rack 7'\n"
         "kvledger tokens add --scope read --tenant acme --for 90d",
         more="To rotate one: add a new token, move clients to it, let the old one end (`tokens revoke ID --in 1h`).",
     )
     made.add_argument("--scope", choices=("ingest", "read", "admin"), default="read", help="default: read")
     made.add_argument("--tenant", metavar="T", type=_name, help="with read: this tenant's figures alone")
-    made.add_argument("--name", metavar="TEXT", type=_name, default="", help="for people")
+    made.add_argument("--name", metavar="TEXT", type=_name, help="for people")
     made.add_argument("--for", dest="lasts", metavar="TIME", type=span, help="as 90d; default: without an end")
     made = tokens.add("list", "access:token_list", "Every token, without its secret.", "kvledger tokens list")
     made.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")
