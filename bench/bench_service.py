@@ -1,0 +1,216 @@
+"""The service from outside: batches over HTTP into SQLite, and a scrape of a large fleet.
+
+Ingest: a real server in a process of its own, gzip bodies over loopback, one connection for each engine; against plain
+``executemany`` of the same rows in the same run. Scrape: 1 000 tenants, 200 engines of one pool; against
+prometheus_client rendering as many plain samples.
+
+    python -m bench.bench_service [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import multiprocessing
+import socket
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
+
+import uvicorn  # noqa: E402 - after the path is set
+from bench_store import flat, made  # noqa: E402
+from prometheus_client import CollectorRegistry, Gauge, generate_latest  # noqa: E402
+
+from bench.figures import Figure, main  # noqa: E402
+from ledger import config, wire  # noqa: E402
+from ledger import metrics as m  # noqa: E402
+from ledger.core.records import (  # noqa: E402
+    Batch,
+    Boot,
+    Group,
+    Histogram,
+    Origin,
+    PoolOpen,
+    PoolPeriod,
+    Shard,
+    Source,
+)
+from ledger.ingest import Outcome, Status  # noqa: E402
+from ledger.live import Live  # noqa: E402
+from ledger.store import migrate  # noqa: E402
+from ledger.store.database import connect  # noqa: E402
+from ledger.store.tokens import Scope, add_token  # noqa: E402
+from ledger.web.app import make_app  # noqa: E402
+from ledger.web.service import make_service  # noqa: E402
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
+RATIO_MIN = 0.35
+"""HTTP in, SQLite out, over plain executemany, in rows a second."""
+
+ENGINES, TENANTS = 200, 1000
+PERIOD_US = 15_000_000
+CLOCK_US = 2_000_000_000_000_000
+
+
+def _serve(path: str, listener: socket.socket, ready: Event, stop: Event, rss: Any) -> None:
+    database = connect(f"sqlite:///{path}")
+    settings = config.load(
+        environ={"KVLEDGER_DATABASE": f"sqlite:///{path}", "KVLEDGER_STATE_DIR": str(Path(path).parent)}
+    )
+    service = make_service(settings, database, key=b"k" * 32, clock_us=wire_time, clock_s=time.monotonic)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="error", lifespan="off", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    ready.set()
+    stop.wait()
+    rss.value = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    server.should_exit = True
+    thread.join()
+
+
+def wire_time() -> int:
+    """The receipt clock: the batches are of a fixed day, whenever this runs."""
+    return 1_793_664_000_000_000 + 6 * 3_600_000_000
+
+
+def ingest(batches: int) -> tuple[float, list[float], float, int]:
+    """Rows a second over HTTP, the latency of each batch, rows a second of executemany, resident bytes."""
+    raws = made(batches)
+    decoded = [wire.decode(raw) for raw in raws]
+    assert all(isinstance(found, wire.Decoded) for found in decoded)
+    plain_rows = flat([found.batch for found in decoded])  # type: ignore[union-attr]
+    rows = sum(map(len, plain_rows.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/ours.db"
+        database = connect(f"sqlite:///{path}")
+        migrate.upgrade(database)
+        token = database.write(lambda c: add_token(c, name="bench", scope=Scope.INGEST, secret=b"s" * 32, now_us=1))
+        database.close()
+        context = multiprocessing.get_context("fork")
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        ready, stop, rss = context.Event(), context.Event(), context.Value("q", 0)
+        child = context.Process(target=_serve, args=(path, listener, ready, stop, rss))
+        child.start()
+        ready.wait(30)
+        bodies = [gzip.compress(raw, 6) for raw in raws]
+        latencies = []
+        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            headers = {"Authorization": f"Bearer {token}", "Content-Encoding": "gzip"}
+            began = time.perf_counter()
+            for body in bodies:
+                sent = time.perf_counter()
+                connection.request("POST", "/v1/batches", body, headers)
+                answer = connection.getresponse()
+                text = answer.read()
+                assert answer.status == 200, text
+                latencies.append(time.perf_counter() - sent)
+            ours_s = time.perf_counter() - began
+        stop.set()
+        child.join(20)
+        listener.close()
+        plain = connect(f"sqlite:///{folder}/plain.db")
+        migrate.upgrade(plain)
+        plain.close()
+        with closing(sqlite3.connect(f"{folder}/plain.db", isolation_level=None)) as connection:
+            for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+                connection.execute(f"PRAGMA {pragma}")
+            began = time.perf_counter()
+            connection.execute("BEGIN IMMEDIATE")
+            for table, found in plain_rows.items():
+                marks = ", ".join("?" * len(table.columns))
+                connection.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', found)
+            connection.execute("COMMIT")
+            plain_s = time.perf_counter() - began
+    return rows / ours_s, latencies, rows / plain_s, rss.value
+
+
+def fleet() -> m.Metrics:
+    """Metrics as a fleet leaves them."""
+    metrics = m.Metrics()
+    live = Live(metrics)
+    labels = [(("priority", str(p)), ("scenario", s)) for p in range(4) for s in ("chat", "code", "docs", "batch")]
+    for number in range(ENGINES):
+        batch = Batch(
+            source=Source(engine=f"engine-{number}", origin=Origin.LIVE),
+            boot=Boot(boot_id="b", anchor_us=CLOCK_US, started_us=CLOCK_US),
+            seq=1, start_us=CLOCK_US, end_us=CLOCK_US + PERIOD_US,
+            opens=(PoolOpen(pool="kv", at_us=CLOCK_US, blocks=9, groups=(Group(block_size=16),), shards=(Shard(),)),),
+            pools=(
+                PoolPeriod(
+                    pool="kv", blocks=9, active_block_us=9 * PERIOD_US, cached_block_us=0, free_block_us=0,
+                    active_blocks_end=9, steps=100, step_us=1_000_000,
+                ),
+            ),
+            histograms=(
+                Histogram(name="step_latency_us", labels=(("phase", "total"),), buckets=((99, 9),), count=9, total=9),
+                Histogram(name="step_batch_requests", buckets=((30, 100),), count=100, total=3000),
+                *(Histogram(name=name, labels=one, buckets=((200, 5),), count=5, total=9)
+                  for name in ("queue_us", "first_token_us", "inter_token_us", "end_to_end_us") for one in labels),
+            ),
+        )  # fmt: skip
+        live.answered(Outcome(status=Status.ACCEPTED, batch=batch), CLOCK_US + PERIOD_US)
+    dearest = range(min(TENANTS, m.limits.TENANT_SERIES_MAX))
+    costs = {("tenant", kind, f"tenant-{n}", "USD"): 1.5 for n in dearest for kind in ("active", "cached")}
+    metrics.replace(m.MONTH_COST, {**costs, ("tenant", "active", m.OTHER, "USD"): 9.0, ("idle", "", "", "USD"): 3.0})
+    return metrics
+
+
+def scrape(rounds: int) -> tuple[int, float, float]:
+    """Samples, seconds of our scrape, seconds of as many plain samples."""
+    registry, plain = CollectorRegistry(), CollectorRegistry()
+    registry.register(fleet())
+    samples = sum(len(family.samples) for family in registry.collect())
+    gauge = Gauge("plain", "As many samples.", ["engine", "le"], registry=plain)
+    for number in range(samples):
+        gauge.labels(f"engine-{number // 16}", str(number % 16)).set(number)
+    ours, theirs = [], []
+    for _ in range(rounds):
+        for registered, times in ((registry, ours), (plain, theirs)):
+            began = time.perf_counter()
+            generate_latest(registered)
+            times.append(time.perf_counter() - began)
+    return samples, median(ours), median(theirs)
+
+
+def measure(quick: bool) -> list[Figure]:
+    ours, latencies, plain, rss = ingest(60 if quick else 240)
+    latencies.sort()
+    samples, ours_s, plain_s = scrape(3 if quick else 9)
+    return [
+        Figure(
+            name="rows over HTTP into SQLite, over executemany",
+            value=ours / plain,
+            unit="x",
+            limit=RATIO_MIN,
+            least=True,
+        ),
+        Figure(name="rows over HTTP into SQLite", value=ours, unit="rows/s"),
+        Figure(name="plain executemany", value=plain, unit="rows/s"),
+        Figure(
+            name="a batch of 256 sessions and 24 requests, answered, p50",
+            value=latencies[len(latencies) // 2] * 1e3,
+            unit="ms",
+        ),
+        Figure(name="p99", value=latencies[int(len(latencies) * 0.99)] * 1e3, unit="ms"),
+        Figure(name="resident after it", value=rss / 1e6, unit="MB"),
+        Figure(name="samples of 200 engines and 1 000 tenants", value=samples, unit="samples"),
+        Figure(name="a scrape of them, over as many plain samples", value=ours_s / plain_s, unit="x", limit=1.5),
+        Figure(name="a scrape of them", value=ours_s * 1e3, unit="ms"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main("bench_service", __doc__, measure))
