@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import http.client
 import multiprocessing
-import socket
 import sqlite3
 import sys
 import tempfile
@@ -49,9 +48,11 @@ from ledger.store import migrate  # noqa: E402
 from ledger.store.database import connect  # noqa: E402
 from ledger.store.tokens import Scope, add_token  # noqa: E402
 from ledger.web.app import make_app  # noqa: E402
+from ledger.web.listening import listen  # noqa: E402
 from ledger.web.service import make_service  # noqa: E402
 
 if TYPE_CHECKING:
+    import socket
     from multiprocessing.synchronize import Event
 
 RATIO_MIN = 0.35
@@ -99,7 +100,7 @@ def ingest(batches: int) -> tuple[float, list[float], float, int]:
         token = database.write(lambda c: add_token(c, name="bench", scope=Scope.INGEST, secret=b"s" * 32, now_us=1))
         database.close()
         context = multiprocessing.get_context("fork")
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         ready, stop, rss = context.Event(), context.Event(), context.Value("q", 0)
         child = context.Process(target=_serve, args=(path, listener, ready, stop, rss))

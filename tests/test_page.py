@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ from ledger.settle import settle
 from ledger.store import migrate
 from ledger.store.database import connect
 from ledger.web.app import make_app
+from ledger.web.listening import listen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def hostile(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def address(hostile: Served) -> Iterator[str]:
     """The service on a real socket."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(make_app(hostile.service), log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

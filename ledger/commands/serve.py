@@ -10,12 +10,11 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ from ledger.store.leader import Leadership
 from ledger.store.tokens import SECRET_BYTES, Scope, add_token, end_token, list_tokens
 from ledger.web.access import session_key
 from ledger.web.app import make_app
+from ledger.web.listening import listen
 from ledger.web.service import Service, make_service
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def serve(args: Namespace) -> int:
     settings = _settings(args)
     # A service manager's stop is a Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with opened_or_made(settings) as ledger, _listening(settings.listen) as listener:
+    with opened_or_made(settings) as ledger, closing(listen(*settings.listen)) as listener:
         _ready(ledger)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -121,23 +121,6 @@ def _settings(args: Namespace) -> Settings:
             raise UsageError("the demo has a ledger of its own, service.db in --state-dir; leave out --database")
         settings = replace(settings, database=f"sqlite:///{settings.state_dir / 'service.db'}")
     return settings
-
-
-@contextmanager
-def _listening(address: tuple[str, int]) -> Iterator[socket.socket]:
-    """A socket that listens; bound before anything else is done, so that a port in use costs nobody a minute."""
-    host, port = address
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=limits.CONNECTIONS_MAX)
-    except OSError as error:
-        raise LedgerError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; see what else does, or choose with --listen"
-        ) from error
-    try:
-        yield listener
-    finally:
-        listener.close()
 
 
 def _ready(ledger: Ledger) -> None:
