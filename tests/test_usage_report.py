@@ -68,7 +68,7 @@ def test_every_way_of_looking_at_a_range_sums_to_the_same(used: Database) -> Non
 
 
 @given(cuts=st.lists(st.integers(0, 80 * 4), min_size=2, max_size=2, unique=True))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_requests_sum_to_their_session_wherever_the_range_is_cut(used: Database, cuts: list[int]) -> None:
     start_us, end_us = (T0 + cut * PERIOD_US for cut in sorted(cuts))
     sessions = usage(used, start_us=start_us, end_us=end_us, by=By.SESSION)
