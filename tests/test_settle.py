@@ -211,6 +211,14 @@ def test_a_price_that_changes_is_booked_as_a_revision_that_takes_the_first_back(
     assert audit(db) == ()
 
 
+def test_a_price_that_ends_books_no_other_hour_again(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", 1_234_567_891, from_us=T0, to_us=T0 + 3 * HOUR)
+    book(sqlite_db)
+    change_price(sqlite_db, "gpu-0", 7, T0 + 15 * MINUTE, to_us=T0 + 17 * MINUTE)
+    assert book(sqlite_db).revised == 1
+
+
 def test_a_late_batch_is_booked_where_it_was_unobserved(sqlite_db: Database) -> None:
     open_ledger(sqlite_db)
     give_asset(sqlite_db, "gpu-0", "engine-a", PRICE, from_us=T0, to_us=T0 + 10 * MINUTE)
