@@ -137,6 +137,12 @@ def test_the_columns_are_those_that_are_documented() -> None:
     assert all(KEYS[by] == columns(by)[: len(KEYS[by])] for by in By)
 
 
+@pytest.mark.parametrize("ends", [(0, 1), (1, PERIOD_US)])
+def test_a_range_off_the_grid_is_refused_since_no_period_can_be_cut(sqlite_db: Database, ends: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="off the 15-second grid"):
+        usage(sqlite_db, start_us=T0 + ends[0], end_us=T0 + ends[1])
+
+
 def test_a_range_without_length_is_refused(sqlite_db: Database) -> None:
     with pytest.raises(UsageError, match="no length"):
         usage(sqlite_db, start_us=T0, end_us=T0)
