@@ -119,7 +119,7 @@ def scan(db: Database) -> object:
 def measure(kind: str, url: str, rows: int) -> dict[str, Any]:
     db = connect(url, durable=False)
     migrate.upgrade(db)
-    sessions = max(1, rows // (HOURS * PERIODS) - 1)
+    sessions = max(1, -(-rows // (HOURS * PERIODS)) - 1)
     engine_hour(db, sessions)
     filled = timed(lambda: month_of_it(db))
     now_us = START + HOURS * HOUR

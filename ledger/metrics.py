@@ -237,16 +237,16 @@ ENGINES_KNOWN = Metric(
 # --- jobs and the process ---------------------------------------------------------------------------------
 
 JOB_RUNS = Metric(
-    name="kvledger_job_runs_total", kind=Kind.COUNTER, labels=("job", "outcome"), bound=64,
+    name="kvledger_job_runs_total", kind=Kind.COUNTER, labels=("job_name", "outcome"), bound=64,
     about="Runs of a job: `done`, `failed` (an exception; the log has it), `late` (skipped: it came too late), "
     "`overlapped` (skipped: the one before still ran).",
 )  # fmt: skip
 JOB_TIME = Metric(
-    name="kvledger_job_seconds", kind=Kind.HISTOGRAM, labels=("job",), buckets=JOB_S, bound=16,
+    name="kvledger_job_seconds", kind=Kind.HISTOGRAM, labels=("job_name",), buckets=JOB_S, bound=16,
     about="Time that a run took.",
 )  # fmt: skip
 JOB_SUCCEEDED = Metric(
-    name="kvledger_job_last_success_timestamp_seconds", kind=Kind.GAUGE, labels=("job",), bound=16,
+    name="kvledger_job_last_success_timestamp_seconds", kind=Kind.GAUGE, labels=("job_name",), bound=16,
     about="When a run of the job last ended well.",
 )  # fmt: skip
 LEADER = Metric(

@@ -269,6 +269,7 @@ def _price_spans(stays: Sequence[Asset], prices: Sequence[Price], start_us: int,
                 valid_from_us=from_us,
                 valid_to_us=to_us if to_us is not None and to_us < end_us else None,
                 nanos_per_hour=best.nanos_per_hour if best else None,
+                anchor_us=best.valid_from_us if best else None,
             )
             for from_us, to_us, best in resolved
             if _overlaps(from_us, to_us, start_us, end_us)

@@ -76,8 +76,10 @@ def give_asset(
     db.write(work)
 
 
-def change_price(db: Database, asset_id: str, nanos: int, from_us: int, *, now_us: int = LATE) -> None:
-    price = Price(asset_id=asset_id, nanos_per_hour=nanos, valid_from_us=from_us)
+def change_price(
+    db: Database, asset_id: str, nanos: int, from_us: int, *, to_us: int | None = None, now_us: int = LATE
+) -> None:
+    price = Price(asset_id=asset_id, nanos_per_hour=nanos, valid_from_us=from_us, valid_to_us=to_us)
     db.write(lambda connection: prices.add_price(connection, price, currency="USD", now_us=now_us))
 
 

@@ -437,6 +437,36 @@ def check(oracle: Oracle, batches: list) -> None:
     assert len(set(answered)) == len(answered)
 
 
+def settled(total: int, exact: dict) -> tuple[dict, dict]:
+    """Largest remainder top-down in exact fractions, ``exact`` by ``(dims, request)``: units of sessions and of these.
+
+    Each has the floor of its own value, the parent's other units go to the largest fractions, ties by the names.
+    """
+    sessions: dict = {}
+    requests: dict = {}
+    tenants = _divided(total, _sums(exact, lambda key: key[0].tenant))
+    for tenant, share in tenants.items():
+        mine = {key: part for key, part in exact.items() if key[0].tenant == tenant}
+        for dims, part in _divided(share, _sums(mine, lambda key: key[0])).items():
+            sessions[dims] = part
+            requests |= _divided(part, {key: own for key, own in mine.items() if key[0] == dims})
+    return sessions, requests
+
+
+def _sums(exact: dict, by) -> dict:
+    sums: dict = defaultdict(Fraction)
+    for key, part in exact.items():
+        sums[by(key)] += part
+    return sums
+
+
+def _divided(total: int, exact: dict) -> dict:
+    units = {key: int(part) for key, part in exact.items()}
+    for key in sorted(exact, key=lambda key: (units[key] - exact[key], key))[: total - sum(units.values())]:
+        units[key] += 1
+    return units
+
+
 def near(units: int, exact: Fraction, periods: int = 1) -> bool:
     return abs(units - exact) <= periods
 
@@ -450,6 +480,12 @@ def check_period(batch, period, cached) -> None:
         assert not batch.pools
     rows = {(row.pool, row.dims): row for row in batch.sessions}
     assert len(rows) == len(batch.sessions)
+    uses = {
+        (record.dims, record.request): use
+        for record in batch.requests
+        for use in record.uses
+        if use.start_us == batch.start_us
+    }
     for pool in batch.pools:
         sums = period.pools[pool.pool]
         groups = Counter()
@@ -495,25 +531,47 @@ def check_period(batch, period, cached) -> None:
         assert ends == {dims: n for dims, n in sums.cached_end.items() if n}
         if batch.standing is not None:
             assert {s.dims: s.cached_blocks for s in batch.standing if s.pool == pool.pool} == ends
+        check_division(pool, sums, rows, uses if pool.pool == period.lead else {})
         leads = pool.pool == period.lead
         assert (pool.steps, pool.step_us) == ((period.steps, period.step_us) if leads else (0, 0))
-    check_rows(batch, period, rows)
+    check_rows(batch, period, rows, uses)
 
 
-def check_rows(batch, period, rows) -> None:
+def check_division(pool, sums, rows, uses) -> None:
+    """Every unit where exact fractions put it, ties by the names: no rounding of the meter's decides."""
+    for what, total, attribute in (
+        ("shares", pool.active_block_us, "active_block_us"),
+        ("unfilled", pool.unfilled_slot_us, "unfilled_slot_us"),
+        ("ahead", pool.lookahead_slot_us, "lookahead_slot_us"),
+    ):
+        exact = defaultdict(Fraction)
+        for (request, *_, holders), us in getattr(sums, what).items():
+            exact[request.dims, request.id] += Fraction(us, holders)
+        sessions, requests = settled(total, exact)
+        for dims, units in sessions.items():
+            assert getattr(rows[pool.pool, dims].holding, attribute) == units, (what, dims)
+        if what == "shares":
+            assert {key: use.active_block_us for key, use in uses.items()} == {
+                key: requests.get(key, 0) for key in uses
+            }
+
+
+def check_rows(batch, period, rows, uses) -> None:
     tokens = defaultdict(Counter)
-    compute = Counter()
     for request, counts in period.tokens.items():
         tokens[request.dims].update(counts)
-    for who, us in period.compute.items():
-        compute[who.dims if isinstance(who, OracleRequest) else SYSTEM] += us
+    computing = {
+        (who.dims, who.id) if isinstance(who, OracleRequest) else (SYSTEM, ""): us for who, us in period.compute.items()
+    }
+    compute, requests = settled(period.step_us, computing)
+    assert {key: use.compute_us for key, use in uses.items()} == {key: requests.get(key, 0) for key in uses}
     for (pool, dims), row in rows.items():
         if pool != period.lead:
             assert row.tokens == Tokens()
             assert row.compute_us == 0
             continue
         assert row.tokens == tokens_of(tokens.pop(dims, Counter())), dims
-        assert near(row.compute_us, compute.pop(dims, 0))
+        assert row.compute_us == compute.pop(dims, 0)
     assert not any(any(counts.values()) for counts in tokens.values())
     assert not any(compute.values())
     assert sum(row.compute_us for row in rows.values()) == period.step_us

@@ -117,7 +117,8 @@ def _assets(rng: random.Random) -> tuple[AssetTerms, ...]:
         for j, cut in enumerate(cuts):
             nanos = None if rng.random() < 0.1 else rng.choice([0, 1, 2_950_000_000, rng.randrange(10**11)])
             until = cuts[j + 1] if j + 1 < len(cuts) else rng.choice([None, None, None, cut + PERIOD_US * 3])
-            prices.append(PriceSpan(valid_from_us=cut, valid_to_us=until, nanos_per_hour=nanos))
+            anchor = rng.choice([None, cut - rng.randrange(HOUR)])
+            prices.append(PriceSpan(valid_from_us=cut, valid_to_us=until, nanos_per_hour=nanos, anchor_us=anchor))
         shares = [
             ShareSpan(engine="e", share_ppm=rng.choice([250_000, 500_000]), valid_from_us=T0 - HOUR, valid_to_us=None)
         ]
@@ -314,19 +315,18 @@ def hamilton(total: int, exact: dict[object, Fraction]) -> dict[object, int]:
 
 
 def bill_of(asset: AssetTerms, engine: str | None, start: int, end: int) -> int:
-    """Nanos of ``[start, end)``, in which price and shares are constant: pieces from where they became so."""
+    """Nanos of ``[start, end)``, in which price and shares are constant: differences of the price's pieces."""
     price = next(
         (p for p in asset.prices if p.valid_from_us <= start and (p.valid_to_us is None or start < p.valid_to_us)), None
     )
     if price is None or price.nanos_per_hour is None:
         return 0
-    edges = [t for s in asset.shares for t in (s.valid_from_us, s.valid_to_us) if t is not None and t <= start]
-    origin = max([price.valid_from_us, *(t for t in edges if t > price.valid_from_us)])
+    anchor = price.valid_from_us if price.anchor_us is None else price.anchor_us
     now = [s for s in asset.shares if s.valid_from_us <= start and (s.valid_to_us is None or start < s.valid_to_us)]
 
     def piece(at: int) -> int:
         nanos = price.nanos_per_hour or 0
-        total = nanos * (at - price.valid_from_us) // HOUR - nanos * (origin - price.valid_from_us) // HOUR
+        total = nanos * (at - anchor) // HOUR
         ppm = {name: sum(s.share_ppm for s in now if s.engine == name) for name in sorted({s.engine for s in now})}
         exact = {name: Fraction(total * part, 1_000_000) for name, part in ppm.items()}
         exact[""] = Fraction(total * (1_000_000 - sum(ppm.values())), 1_000_000)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ledger.core.blocks import BlockAccounts
 from ledger.core.holders import Holder, Ticks
+from ledger.core.money import apportion
 from ledger.core.records import Dimensions, Group
-from ledger.core.sharing import ONE, Cell, Node, divide, split
+from ledger.core.sharing import ONE, TIE, Cell, Node, divide, split
 from ledger.hook.periods import settled_nodes
 
 
@@ -28,6 +29,25 @@ def test_division_sums_to_the_total_and_is_within_one_of_every_part(parts):
 def test_ties_go_to_the_earlier_part():
     third = ONE // 3
     assert divide(2, [third * 2, third * 2, third * 2]) == [1, 1, 0]
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=12),
+    st.lists(st.integers(0, TIE // 16), min_size=12, max_size=12),
+)
+def test_what_rounding_took_decides_no_tie(quarters, noise):
+    quarters[0] += -sum(quarters) % 4
+    total = sum(quarters) // 4
+    rounded = [max(0, part * ONE // 4 - less) for part, less in zip(quarters, noise, strict=False)]
+    exact = [Fraction(part, 4) for part in quarters]
+    assert divide(total, rounded) == apportion(total, exact, range(len(exact)))
+
+
+def test_a_true_difference_is_no_tie():
+    """Of 4 095 and 4 096 holders: the parts of a microsecond, and what is left of it."""
+    one, other = ONE // 4096, ONE // 4095
+    assert divide(1, [one, other, ONE - one - other]) == [0, 0, 1]
+    assert divide(1, [one, other]) == [0, 1]
 
 
 def test_a_split_changes_no_holders_charge():

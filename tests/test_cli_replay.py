@@ -224,7 +224,8 @@ def test_ctrl_c_ends_it_cleanly_and_the_next_run_completes_it(
 def test_the_engines_process_dying_is_said_with_the_way_out(
     kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("trace.csv").write_text(azure(*rows(20)))
+    # More than a pipe holds, so that the engines cannot have ended before they are killed.
+    Path("trace.csv").write_text(azure(*rows(400)))
     real = ingest.accept_several
 
     def murderous(*args: Any) -> Any:

@@ -156,7 +156,7 @@ def test_every_field_of_the_inputs_is_in_their_digest() -> None:
     row = replace(period(2, T0 + 15 * 10**6, 1000, {A: (1, 2)}), end_us=T0 + 20 * 10**6)
     first = period(1, T0, 1000, {A: (3, 4)}, standing=True)
     facts = inputs(
-        [asset("gpu-0", (T0, 5), (T0 + MINUTE, 6), shares=[("e", 10, T0 - 5, T0 + 5), ("f", 11, T0, T0 + 50)])],
+        [asset("gpu-0", (T0, 5), (T0 + MINUTE, 6), shares=[("e", 10, T0 + 1, T0 + 5), ("f", 11, T0 + 2, T0 + 50)])],
         [boot(T0, 1000, started_us=T0 - 7, closed_us=T0 + 20 * MINUTE)],
         [first, row],
     )

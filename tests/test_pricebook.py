@@ -60,6 +60,26 @@ def test_a_later_price_takes_over_from_its_validity_on_and_gives_way_at_its_end(
     assert nanos(book) == [10, 20, 10]
 
 
+def test_a_price_for_a_while_moves_no_nano_unit_outside_it() -> None:
+    always = Price(price_id=1, asset_id="gpu-0", nanos_per_hour=1_234_567_891, valid_from_us=T0 - DAY)
+    while_ = Price(
+        price_id=2, asset_id="gpu-0", nanos_per_hour=7, valid_from_us=T0 + 15 * MINUTE, valid_to_us=T0 + 17 * MINUTE
+    )
+    before, after = PriceBook(assets=(GPU,), prices=(always,)), PriceBook(assets=(GPU,), prices=(always, while_))
+
+    def bills(book: PriceBook, start_us: int, end_us: int) -> list[int]:
+        (terms,) = book.terms(start_us, end_us)
+        return [
+            segment.nanos(None, at, at + MINUTE)
+            for segment in asset_segments(terms, start_us, end_us)
+            for at in range(segment.start_us, segment.end_us, MINUTE)
+        ]
+
+    first, second = bills(before, T0, T0 + HOUR), bills(after, T0, T0 + HOUR)
+    assert [minute for minute in range(60) if first[minute] != second[minute]] == [15, 16]
+    assert bills(before, T0 + HOUR, T0 + 2 * HOUR) == bills(after, T0 + HOUR, T0 + 2 * HOUR)
+
+
 def test_an_asset_without_a_price_is_covered_and_unpriced() -> None:
     assert nanos(PriceBook(assets=(GPU,))) == [None]
 

@@ -102,7 +102,7 @@ def test_seven_small_instances_never_pass_the_whole() -> None:
     assert isinstance(memory_share_ppm(0, 80), Refusal)
 
 
-def test_segments_are_cut_at_prices_and_shares_and_remember_where_they_began() -> None:
+def test_segments_are_cut_at_prices_and_shares() -> None:
     terms = asset(
         "gpu-0",
         (T0 - HOUR, USD),
@@ -110,8 +110,8 @@ def test_segments_are_cut_at_prices_and_shares_and_remember_where_they_began() -
         shares=[("e", 500_000, T0 - 30 * MINUTE, None), ("f", 500_000, T0 + 30 * MINUTE, T0 + 40 * MINUTE)],
     )
     found = asset_segments(terms, T0, T0 + HOUR)
-    minutes = [tuple((t - T0) // MINUTE for t in (s.start_us, s.end_us, s.origin_us)) for s in found]
-    assert minutes == [(0, 20, -30), (20, 30, 20), (30, 40, 30), (40, 60, 40)]
+    minutes = [tuple((t - T0) // MINUTE for t in (s.start_us, s.end_us)) for s in found]
+    assert minutes == [(0, 20), (20, 30), (30, 40), (40, 60)]
     assert [s.shares for s in found] == [(("e", 500_000),)] * 2 + [(("e", 500_000), ("f", 500_000))] + [
         (("e", 500_000),)
     ]

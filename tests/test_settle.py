@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ledger.store.database import Database
 
 NOVEMBER = "2026-11"
+PRICE = 21_600_000_000
+"""An hour's, of which ten minutes are 3.60."""
 DECEMBER = T0 + 28 * DAY
 
 
@@ -64,13 +66,13 @@ def everything(db: Database) -> dict[str, list[tuple]]:
     return {each.name: sorted(rows(db, each.name), key=str) for each in book_tables.GUARDED + book_tables.MONEY_ROWS}
 
 
-def an_hour(db: Database, start_us: int = T0, **more: object) -> Life:
-    """Engine-a on gpu-0 at 3.60 an hour: A holds 500 of 1000 blocks all through, B owns 100 cached ones."""
+def ten_minutes(db: Database, start_us: int = T0, **more: object) -> Life:
+    """Engine-a on gpu-0 for 3.60 in all: A holds 500 of 1000 blocks all through, B owns 100 cached ones."""
     open_ledger(db)
-    give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=start_us, to_us=start_us + HOUR)
+    give_asset(db, "gpu-0", "engine-a", PRICE, from_us=start_us, to_us=start_us + 10 * MINUTE)
     life = Life(start_us=start_us)
     deliver(db, life, [life.announce()])
-    deliver(db, life, stretch(life, start_us + HOUR, {A: (500, 0), B: (0, 100)}, opens=True, closes=True))
+    deliver(db, life, stretch(life, start_us + 10 * MINUTE, {A: (500, 0), B: (0, 100)}, opens=True, closes=True))
     return life
 
 
@@ -92,26 +94,26 @@ def test_the_worked_example_comes_out_of_the_database(db: Database) -> None:
     assert audit(db) == ()
 
 
-def test_sessions_sum_to_their_tenants_lines_under_both_bases(db: Database) -> None:
-    worked_example(db)
-    book(db)
+def test_sessions_sum_to_their_tenants_lines_under_both_bases(sqlite_db: Database) -> None:
+    worked_example(sqlite_db)
+    book(sqlite_db)
     for basis in Basis:
         sums: dict[str, int] = {}
-        for line in read_sessions(db, NOVEMBER, now_us=LATE, basis=basis):
+        for line in read_sessions(sqlite_db, NOVEMBER, now_us=LATE, basis=basis):
             key = f"{line.dims.tenant}/{line.kind}"
             sums[key] = sums.get(key, 0) + line.amount_nanos
-        tenants = {key: nanos for key, nanos in lines(db, basis=basis).items() if "/" in key}
+        tenants = {key: nanos for key, nanos in lines(sqlite_db, basis=basis).items() if "/" in key}
         assert sums == tenants
 
 
-def test_an_engine_that_lives_ten_minutes_leaves_its_gpu_vacant(db: Database) -> None:
-    open_ledger(db)
-    give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
+def test_an_engine_that_lives_ten_minutes_leaves_its_gpu_vacant(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
     life = Life(start_us=T0 + 5 * MINUTE)
-    deliver(db, life, [life.announce()])
-    deliver(db, life, stretch(life, T0 + 15 * MINUTE, {A: (1000, 0)}, opens=True, closes=True))
-    book(db)
-    assert lines(db) == {"A/active": 600_000_000, "vacant": 3_000_000_000}
+    deliver(sqlite_db, life, [life.announce()])
+    deliver(sqlite_db, life, stretch(life, T0 + 15 * MINUTE, {A: (1000, 0)}, opens=True, closes=True))
+    book(sqlite_db)
+    assert lines(sqlite_db) == {"A/active": 600_000_000, "vacant": 3_000_000_000}
 
 
 def test_an_asset_that_nobody_has_is_vacant_in_a_group_of_its_own(sqlite_db: Database) -> None:
@@ -122,16 +124,16 @@ def test_an_asset_that_nobody_has_is_vacant_in_a_group_of_its_own(sqlite_db: Dat
     assert {row[1] for row in rows(sqlite_db, "transactions")} == {"asset:gpu-0"}
 
 
-def test_two_engines_on_one_gpu_settle_apart_and_close_to_the_nano(db: Database) -> None:
-    open_ledger(db)
-    give_asset(db, "gpu-0", "engine-a", 3_599_999_999, from_us=T0, to_us=T0 + HOUR, share_ppm=333_333)
-    give_asset(db, "gpu-0", "engine-b", None, from_us=T0, to_us=T0 + HOUR, share_ppm=333_333)
+def test_two_engines_on_one_gpu_settle_apart_and_close_to_the_nano(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", 3_599_999_999, from_us=T0, to_us=T0 + HOUR, share_ppm=333_333)
+    give_asset(sqlite_db, "gpu-0", "engine-b", None, from_us=T0, to_us=T0 + HOUR, share_ppm=333_333)
     for engine in ("engine-a", "engine-b"):
         life = Life(engine=engine)
-        deliver(db, life, stretch(life, T0 + HOUR, {A: (1, 0)}, opens=True, closes=True))
-    assert book(db).booked == 3
-    assert sum(lines(db).values()) == 3_599_999_999
-    assert audit(db) == ()
+        deliver(sqlite_db, life, stretch(life, T0 + 5 * MINUTE, {A: (1, 0)}, opens=True, closes=True))
+    assert book(sqlite_db).booked == 3
+    assert sum(lines(sqlite_db).values()) == 3_599_999_999
+    assert audit(sqlite_db) == ()
 
 
 def test_a_gpu_that_was_only_seen_is_priced_by_a_rule_and_paid_for_while_it_is_seen(db: Database) -> None:
@@ -166,36 +168,36 @@ def test_use_without_any_asset_is_a_finding(sqlite_db: Database) -> None:
         assert [finding.code for finding in findings.list_findings(snapshot)] == ["no_asset"]
 
 
-def test_a_zone_with_half_hours_is_settled_by_quarters_that_close_like_hours(db: Database) -> None:
-    open_ledger(db, zone="Asia/Kolkata")
-    give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
+def test_a_zone_with_half_hours_is_settled_by_quarters_that_close_like_hours(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db, zone="Asia/Kolkata")
+    give_asset(sqlite_db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
     life = Life()
     held = {A: (500, 0), B: (0, 0)}
-    deliver(db, life, stretch(life, T0 + 5 * MINUTE, {A: (500, 0), B: (0, 100)}, opens=True))
+    deliver(sqlite_db, life, stretch(life, T0 + 5 * MINUTE, {A: (500, 0), B: (0, 100)}, opens=True))
     # B is quiet from now on: only the hour's standing counts tell what it owns in the last quarter.
-    deliver(db, life, stretch(life, T0 + HOUR, {A: (500, 0)}, quiet={B: (0, 100)}, closes=True))
+    deliver(sqlite_db, life, stretch(life, T0 + HOUR, {A: (500, 0)}, quiet={B: (0, 100)}, closes=True))
     assert held
-    assert book(db).booked == 4
-    assert lines(db) == {"A/active": 1_800_000_000, "B/cached": 43_200_000, "idle": 1_756_800_000}
-    assert audit(db) == ()
+    assert book(sqlite_db).booked == 4
+    assert lines(sqlite_db) == {"A/active": 1_800_000_000, "B/cached": 43_200_000, "idle": 1_756_800_000}
+    assert audit(sqlite_db) == ()
 
 
 # --- revisions ------------------------------------------------------------------------------------------
 
 
-def test_settling_again_changes_nothing(db: Database) -> None:
-    an_hour(db)
-    book(db)
-    before = everything(db)
-    again = book(db, now_us=LATE + HOUR)
+def test_settling_again_changes_nothing(sqlite_db: Database) -> None:
+    ten_minutes(sqlite_db)
+    book(sqlite_db)
+    before = everything(sqlite_db)
+    again = book(sqlite_db, now_us=LATE + HOUR)
     assert (again.booked, again.revised, again.findings) == (0, 0, 0)
-    assert everything(db) == before
+    assert everything(sqlite_db) == before
 
 
 def test_a_price_that_changes_is_booked_as_a_revision_that_takes_the_first_back(db: Database) -> None:
-    an_hour(db)
+    ten_minutes(db)
     book(db)
-    change_price(db, "gpu-0", 7_200_000_000, T0 + 30 * MINUTE)
+    change_price(db, "gpu-0", 2 * PRICE, T0 + 5 * MINUTE)
     assert book(db).revised == 1
     first, second = sorted(rows(db, "transactions"), key=lambda row: row[4])
     assert (first[4], second[4], second[12]) == (1, 2, first[0])
@@ -209,38 +211,46 @@ def test_a_price_that_changes_is_booked_as_a_revision_that_takes_the_first_back(
     assert audit(db) == ()
 
 
-def test_a_late_batch_is_booked_where_it_was_unobserved(db: Database) -> None:
-    open_ledger(db)
-    give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
+def test_a_price_that_ends_books_no_other_hour_again(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", 1_234_567_891, from_us=T0, to_us=T0 + 3 * HOUR)
+    book(sqlite_db)
+    change_price(sqlite_db, "gpu-0", 7, T0 + 15 * MINUTE, to_us=T0 + 17 * MINUTE)
+    assert book(sqlite_db).revised == 1
+
+
+def test_a_late_batch_is_booked_where_it_was_unobserved(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", PRICE, from_us=T0, to_us=T0 + 10 * MINUTE)
     life = Life()
-    batches = list(stretch(life, T0 + HOUR, {A: (1000, 0)}, opens=True, closes=True))
+    batches = list(stretch(life, T0 + 10 * MINUTE, {A: (1000, 0)}, opens=True, closes=True))
     raws = [life.send(batch) for batch in batches]
     for raw, batch in zip(raws, batches, strict=True):
-        if batch.seq != 100:
-            ingest.accept(db, raw, batch.end_us)
-    book(db)
-    assert lines(db) == {"A/active": 3_585_000_000, "unobserved": 15_000_000}
-    ingest.accept(db, raws[99], LATE)
-    assert book(db).revised == 1
-    assert lines(db) == {"A/active": 3_600_000_000}
-    assert audit(db) == ()
+        if batch.seq != 30:
+            ingest.accept(sqlite_db, raw, batch.end_us)
+    book(sqlite_db)
+    assert lines(sqlite_db) == {"A/active": 3_510_000_000, "unobserved": 90_000_000}
+    ingest.accept(sqlite_db, raws[29], LATE)
+    assert book(sqlite_db).revised == 1
+    assert lines(sqlite_db) == {"A/active": 3_600_000_000}
+    assert audit(sqlite_db) == ()
 
 
 def test_a_share_that_is_assigned_afterwards_takes_the_time_from_the_vacant_group(sqlite_db: Database) -> None:
     open_ledger(sqlite_db)
-    give_asset(sqlite_db, "gpu-0", None, 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
+    give_asset(sqlite_db, "gpu-0", None, PRICE, from_us=T0, to_us=T0 + 10 * MINUTE)
     life = Life()
-    deliver(sqlite_db, life, stretch(life, T0 + HOUR, {A: (1000, 0)}, opens=True, closes=True))
+    deliver(sqlite_db, life, stretch(life, T0 + 10 * MINUTE, {A: (1000, 0)}, opens=True, closes=True))
     book(sqlite_db)
     assert lines(sqlite_db) == {"vacant": 3_600_000_000}
-    give_asset(sqlite_db, "gpu-0", "engine-a", None, from_us=T0, to_us=T0 + HOUR)
+    give_asset(sqlite_db, "gpu-0", "engine-a", None, from_us=T0, to_us=T0 + 10 * MINUTE)
     book(sqlite_db)
     assert lines(sqlite_db) == {"A/active": 3_600_000_000}
     assert audit(sqlite_db) == ()
 
 
 def test_terms_that_are_corrected_settle_the_open_month_again(sqlite_db: Database) -> None:
-    an_hour(sqlite_db)
+    ten_minutes(sqlite_db)
     book(sqlite_db)
     sqlite_db.write(
         lambda connection: terms.set_terms(connection, NOVEMBER, Terms(cached_weight_milli=2500), now_us=LATE)
@@ -250,11 +260,11 @@ def test_terms_that_are_corrected_settle_the_open_month_again(sqlite_db: Databas
 
 
 def test_facts_that_retention_took_leave_their_settlement_as_it_was(sqlite_db: Database) -> None:
-    an_hour(sqlite_db)
+    ten_minutes(sqlite_db)
     book(sqlite_db)
     before = everything(sqlite_db)
     with sqlite_db.engine.begin() as connection:
-        connection.execute(text("DELETE FROM batches WHERE seq > 100"))
+        connection.execute(text("DELETE FROM batches WHERE seq > 20"))
     assert book(sqlite_db).revised == 0
     assert everything(sqlite_db) == before
 
@@ -263,11 +273,11 @@ def test_facts_that_retention_took_leave_their_settlement_as_it_was(sqlite_db: D
 
 
 def test_a_closed_month_keeps_its_statement_and_what_comes_late_is_an_adjustment(db: Database) -> None:
-    an_hour(db)
+    ten_minutes(db)
     book(db)
     assert close_month(db, NOVEMBER, now_us=LATE)
     closed = read_statement(db, NOVEMBER, now_us=LATE)
-    change_price(db, "gpu-0", 7_200_000_000, T0)
+    change_price(db, "gpu-0", 2 * PRICE, T0)
     assert book(db).revised == 1
     assert read_statement(db, NOVEMBER, now_us=LATE) == closed
     december = read_statement(db, "2026-12", now_us=LATE)
@@ -280,15 +290,15 @@ def test_a_closed_month_keeps_its_statement_and_what_comes_late_is_an_adjustment
     assert audit(db) == ()
 
 
-def test_an_adjustment_that_is_corrected_replaces_the_one_before(db: Database) -> None:
-    an_hour(db)
-    close_month(db, NOVEMBER, now_us=LATE)
-    change_price(db, "gpu-0", 7_200_000_000, T0)
-    book(db)
-    change_price(db, "gpu-0", 3_600_000_000, T0)
-    book(db)
-    assert read_statement(db, "2026-12", now_us=LATE).adjustments == ()
-    assert audit(db) == ()
+def test_an_adjustment_that_is_corrected_replaces_the_one_before(sqlite_db: Database) -> None:
+    ten_minutes(sqlite_db)
+    close_month(sqlite_db, NOVEMBER, now_us=LATE)
+    change_price(sqlite_db, "gpu-0", 2 * PRICE, T0)
+    book(sqlite_db)
+    change_price(sqlite_db, "gpu-0", PRICE, T0)
+    book(sqlite_db)
+    assert read_statement(sqlite_db, "2026-12", now_us=LATE).adjustments == ()
+    assert audit(sqlite_db) == ()
 
 
 def test_statements_are_chained_and_months_close_in_order(db: Database) -> None:
@@ -310,7 +320,7 @@ def test_statements_are_chained_and_months_close_in_order(db: Database) -> None:
 
 
 def test_the_journal_and_statements_refuse_to_be_changed(db: Database) -> None:
-    an_hour(db)
+    ten_minutes(db)
     close_month(db, NOVEMBER, now_us=LATE)
     for table in ("transactions", "postings", "statements", "prices", "settings"):
         for statement in (
@@ -325,7 +335,7 @@ def test_the_journal_and_statements_refuse_to_be_changed(db: Database) -> None:
 
 
 def test_another_currency_or_zone_is_refused_once_something_is_booked(sqlite_db: Database) -> None:
-    an_hour(sqlite_db)
+    ten_minutes(sqlite_db)
     book(sqlite_db)
     with pytest.raises(UsageError, match="USD"):
         open_ledger(sqlite_db, currency="EUR")
@@ -336,16 +346,16 @@ def test_another_currency_or_zone_is_refused_once_something_is_booked(sqlite_db:
 # --- the open hour --------------------------------------------------------------------------------------
 
 
-def test_the_open_hour_is_provisional_up_to_the_last_boundary_that_was_delivered(db: Database) -> None:
-    open_ledger(db)
-    give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0)
+def test_the_open_hour_is_provisional_up_to_the_last_boundary_that_was_delivered(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0)
     life = Life()
-    deliver(db, life, stretch(life, T0 + 70 * MINUTE, {A: (1000, 0)}, opens=True))
-    book(db, until_us=T0 + 70 * MINUTE)
+    deliver(sqlite_db, life, stretch(life, T0 + 70 * MINUTE, {A: (1000, 0)}, opens=True))
+    book(sqlite_db, until_us=T0 + 70 * MINUTE)
     now_us = T0 + 70 * MINUTE + 7_000_000
-    (part,) = provisional(db, now_us=now_us)
+    (part,) = provisional(sqlite_db, now_us=now_us)
     assert (part.from_us, part.until_us) == (T0 + HOUR, T0 + 70 * MINUTE)
-    statement = read_statement(db, NOVEMBER, now_us=now_us)
+    statement = read_statement(sqlite_db, NOVEMBER, now_us=now_us)
     assert statement.provisional_from_us == T0 + HOUR
     assert statement.bill_nanos == 4_200_000_000
     assert [(line.tenant, line.amount_nanos) for line in statement.lines] == [("A", 4_200_000_000)]
@@ -366,7 +376,7 @@ def test_an_engine_that_lags_more_than_a_minute_does_not_hold_the_others_back(sq
 
 
 def test_two_settlers_at_once_book_everything_once(db: Database, store_url: str) -> None:
-    an_hour(db)
+    ten_minutes(db)
     give_asset(db, "gpu-1", None, 1_000_000_000, from_us=T0, to_us=T0 + 20 * HOUR)
     start = threading.Barrier(2)
     done = []
@@ -388,7 +398,7 @@ def test_two_settlers_at_once_book_everything_once(db: Database, store_url: str)
 
 
 def test_a_settler_that_comes_second_writes_nothing(db: Database) -> None:
-    an_hour(db)
+    ten_minutes(db)
     with db.read() as snapshot:
         desk = Desk(snapshot, NOVEMBER, T0 + HOUR)
         made = desk.settlement(desk.frame(group_of("engine:engine-a"), T0, T0 + HOUR))
@@ -399,14 +409,14 @@ def test_a_settler_that_comes_second_writes_nothing(db: Database) -> None:
     assert everything(db) == before
 
 
-def test_rollups_that_are_rebuilt_equal_those_that_are_kept(db: Database) -> None:
-    worked_example(db)
-    book(db)
-    assert rebuild_rollups(db) == ()
-    db.write(
+def test_rollups_that_are_rebuilt_equal_those_that_are_kept(sqlite_db: Database) -> None:
+    worked_example(sqlite_db)
+    book(sqlite_db)
+    assert rebuild_rollups(sqlite_db) == ()
+    sqlite_db.write(
         lambda connection: connection.execute(text("UPDATE usage_hours SET active_block_us = active_block_us + 1"))
     )
-    assert {breach.law for breach in rebuild_rollups(db)} == {"roll-up", "law 2"}
+    assert {breach.law for breach in rebuild_rollups(sqlite_db)} == {"roll-up", "law 2"}
 
 
 # --- waste ----------------------------------------------------------------------------------------------
@@ -458,15 +468,15 @@ def test_a_statement_of_one_tenant_has_its_lines_and_their_sum(sqlite_db: Databa
 def test_dimensions_that_no_batch_named_are_interned_for_the_rest_of_a_pool(sqlite_db: Database) -> None:
     db = sqlite_db
     open_ledger(db)
-    give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0, to_us=T0 + HOUR)
+    give_asset(db, "gpu-0", "engine-a", PRICE, from_us=T0, to_us=T0 + 10 * MINUTE)
     life = Life()
-    batches = list(stretch(life, T0 + HOUR, {A: (500, 0)}, quiet={B: (0, 100)}, opens=True, closes=True))
+    batches = list(stretch(life, T0 + 10 * MINUTE, {A: (500, 0)}, quiet={B: (0, 100)}, opens=True, closes=True))
     for batch in batches:
         raw = life.send(batch)
         if batch.seq not in (1, 2):  # with the first went the standing counts
             ingest.accept(db, raw, batch.end_us)
     book(db)
-    assert lines(db)["unattributed/cached"] == 43_200_000 - 2 * 180_000
+    assert lines(db)["unattributed/cached"] == 43_200_000 - 2 * 1_080_000
     assert Dimensions(tenant="unattributed") in {line.dims for line in read_sessions(db, NOVEMBER, now_us=LATE)}
 
 

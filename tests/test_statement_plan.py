@@ -25,8 +25,8 @@ NOVEMBER = "2026-11"
 def two_hours(db: Database, *, close: bool) -> None:
     open_ledger(db)
     give_asset(db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0)
-    life = Life()
-    deliver(db, life, stretch(life, T0 + 80 * MINUTE, {A: (500, 0), B: (3, 7)}, opens=True, closes=close))
+    life = Life(start_us=T0 + 50 * MINUTE)
+    deliver(db, life, stretch(life, T0 + 70 * MINUTE, {A: (500, 0), B: (3, 7)}, opens=True, closes=close))
 
 
 def test_a_settled_month_is_read_without_a_look_at_any_fact(db: Database) -> None:
@@ -46,7 +46,7 @@ def test_a_settled_month_is_read_without_a_look_at_any_fact(db: Database) -> Non
 def test_the_sums_of_an_open_month_go_by_the_index_of_the_month_and_facts_by_their_keys(sqlite_db: Database) -> None:
     two_hours(sqlite_db, close=False)
     book(sqlite_db, until_us=T0 + HOUR)
-    seen = plans(sqlite_db, lambda: read_statement(sqlite_db, NOVEMBER, now_us=T0 + 81 * MINUTE))
+    seen = plans(sqlite_db, lambda: read_statement(sqlite_db, NOVEMBER, now_us=T0 + 71 * MINUTE))
     assert any("basis_lines" in plan for plan in seen)
     scanned = [f"SCAN {table}" for table in (*FACTS, *(each.name for each in MONEY_ROWS), "usage_hours", "pool_hours")]
     assert not [plan for plan in seen for scan in scanned if scan in plan]
@@ -55,7 +55,7 @@ def test_the_sums_of_an_open_month_go_by_the_index_of_the_month_and_facts_by_the
 def test_a_statement_survives_its_way_through_json(sqlite_db: Database) -> None:
     two_hours(sqlite_db, close=False)
     book(sqlite_db, until_us=T0 + HOUR)
-    statement = read_statement(sqlite_db, NOVEMBER, now_us=T0 + 81 * MINUTE)
+    statement = read_statement(sqlite_db, NOVEMBER, now_us=T0 + 71 * MINUTE)
     value = json.loads(json.dumps(as_value(statement)))
     assert from_value(value, digest="") == statement
     assert list(value)[:7] == ["month", "timezone", "currency", "basis", "kv_share", "bill_nanos", "provisional_from"]

@@ -68,7 +68,7 @@ def test_every_way_of_looking_at_a_range_sums_to_the_same(used: Database) -> Non
 
 
 @given(cuts=st.lists(st.integers(0, 80 * 4), min_size=2, max_size=2, unique=True))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_requests_sum_to_their_session_wherever_the_range_is_cut(used: Database, cuts: list[int]) -> None:
     start_us, end_us = (T0 + cut * PERIOD_US for cut in sorted(cuts))
     sessions = usage(used, start_us=start_us, end_us=end_us, by=By.SESSION)
@@ -135,6 +135,12 @@ def test_the_columns_are_those_that_are_documented() -> None:
     )
     assert columns(By.POOL)[-2:] == ("free_block_us", "capacity_block_us")
     assert all(KEYS[by] == columns(by)[: len(KEYS[by])] for by in By)
+
+
+@pytest.mark.parametrize("ends", [(0, 1), (1, PERIOD_US)])
+def test_a_range_off_the_grid_is_refused_since_no_period_can_be_cut(sqlite_db: Database, ends: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="off the 15-second grid"):
+        usage(sqlite_db, start_us=T0 + ends[0], end_us=T0 + ends[1])
 
 
 def test_a_range_without_length_is_refused(sqlite_db: Database) -> None:

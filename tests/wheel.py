@@ -29,9 +29,10 @@ TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\\n" + "".join(
 def run(*command: str | Path, cwd: Path) -> str:
     """Standard output of a command; its failure, with both outputs, ends the check."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("KVLEDGER_", "PYTHON"))}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    parts = [str(part) for part in command]
+    done = subprocess.run(parts, check=False, cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(str(part) for part in command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(f"{' '.join(parts)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 

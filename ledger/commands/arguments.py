@@ -220,8 +220,12 @@ def _reports(commands: Commands) -> None:
         "kvledger usage --by session --from 2026-11-03T00:00:00Z --to 2026-11-04T00:00:00Z --format csv",
         more="JSON and CSV carry exact integers (docs/cli.md); the table rounds.",
     )
-    made.add_argument("--from", dest="start", metavar="T", type=instant, help="default: the first fact")
-    made.add_argument("--to", dest="end", metavar="T", type=instant, help="default: the last fact")
+    made.add_argument(
+        "--from", dest="start", metavar="T", type=grid_instant, help="on the 15-second grid; default: the first fact"
+    )
+    made.add_argument(
+        "--to", dest="end", metavar="T", type=grid_instant, help="on the 15-second grid; default: the last fact"
+    )
     made.add_argument(
         "--by", choices=("tenant", "session", "request", "model", "pool"), default="tenant", help="default: tenant"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ledger.audit import audit as breaches_of
 from ledger.cli import FOUND, OK
-from ledger.commands.opening import now_us, opened
+from ledger.commands.opening import clock_us, now_us, opened
 from ledger.core.periods import Month, months_between
 from ledger.reports.monthly import read_statement
 from ledger.reports.render import Column, Shape, Sheet, show
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 def settle(args: Namespace) -> int:
     """Book what is over, and again what has changed."""
-    at_us = now_us()
     with opened(args) as ledger:
         settings = ledger.settings
         ledger.database.write(
@@ -31,9 +30,10 @@ def settle(args: Namespace) -> int:
                 currency=settings.currency,
                 zone_name=settings.billing_timezone,
                 terms=settings.terms(),
-                now_us=at_us,
+                now_us=now_us(),
             )
         )
+        at_us = clock_us(ledger)
         done = settle_all(ledger.database, until_us=at_us, now_us=at_us)
     print(
         f"{done.booked} intervals booked, {done.revised} booked again, {done.unchanged} as they were, "
@@ -46,8 +46,9 @@ def month_close(args: Namespace) -> int:
     """Freeze a month."""
     month = str(args.month)
     with opened(args) as ledger:
-        new = close_month(ledger.database, month, now_us=now_us())
-        statement = read_statement(ledger.database, month, now_us=now_us())
+        at_us = clock_us(ledger)
+        new = close_month(ledger.database, month, now_us=at_us)
+        statement = read_statement(ledger.database, month, now_us=at_us)
     print(f"{month} is closed{'' if new else ' already'}, its digest is {statement.digest}")
     return OK
 

@@ -16,9 +16,11 @@ from sqlalchemy.engine import make_url
 
 from ledger.cli import settings_of
 from ledger.config import Settings, masked
+from ledger.core.periods import settle_interval
 from ledger.errors import StoreError, UsageError
-from ledger.store import migrate
+from ledger.store import inputs, migrate
 from ledger.store.database import Database, connect
+from ledger.store.terms import read_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -41,6 +43,15 @@ class Ledger:
 def now_us() -> int:
     """The system clock, in microseconds since 1970."""
     return time.time_ns() // 1000
+
+
+def clock_us(ledger: Ledger) -> int:
+    """Up to when this ledger's time is over: now, or where a replay's virtual clock stopped, if that lies ahead."""
+    with ledger.database.read() as connection:
+        last_us = inputs.last_fact_us(connection)
+        interval_us = read_terms(connection).interval_us
+    now = now_us()
+    return now if last_us is None or last_us <= now else settle_interval(last_us - 1, interval_us).end_us
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def _run(prepared: Prepared, ledger: Ledger, *, price_nanos: int, events: Path |
     plan = prepared.plan
     what = plan.trace.name if plan.trace is not None else f"a day of ten tenants (seed {plan.seed})"
     engines = "one engine" if plan.engines == 1 else f"{plan.engines} engines"
-    print(f"replaying {what} on {engines} of {prepared.blocks:,} blocks, {prepared.block_size} tokens each")
+    print(f"replaying {what} on {engines} of {prepared.blocks:,} blocks x {prepared.block_size} tokens")
     total = prepared.requests or plan.hours * HOUR_US
     with _progress(total) as (progress, settling):
 
@@ -190,8 +190,8 @@ def _tell_next(final: Path, done: Replayed, migrated_s: float) -> None:
     print()
     simulated = duration(done.end_us - summary.start_us)
     print(
-        f"{summary.received:,} requests, {summary.steps:,} steps, {simulated} simulated: "
-        f"made tables {migrated_s:.1f} s, replayed {done.replay_s:.1f} s, settled {done.settle_s:.1f} s"
+        f"{summary.received:,} requests, {summary.steps:,} steps, {simulated} simulated\n"
+        f"made tables in {migrated_s:.1f} s, replayed in {done.replay_s:.1f} s, settled in {done.settle_s:.1f} s"
     )
     print(f"Look further, in {final}:")
     print(f"  export KVLEDGER_DATABASE=sqlite:///{final}")

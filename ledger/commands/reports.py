@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ledger.commands.opening import now_us, opened
-from ledger.core.periods import format_time, period_end
+from ledger.core.periods import format_time, period_end, period_start
 from ledger.core.settlement import Basis
 from ledger.errors import UsageError
 from ledger.reports.bill import csv_of, show_bill
@@ -67,7 +67,7 @@ def usage(args: Namespace) -> int:
             first_us, last_us = inputs.first_fact_us(connection), inputs.last_fact_us(connection)
         rows: tuple[UsageRow, ...] = ()
         if first_us is not None and last_us is not None:
-            start_us = first_us if args.start is None else args.start
+            start_us = period_start(first_us) if args.start is None else args.start
             end_us = period_end(last_us) if args.end is None else args.end
             if start_us >= end_us:
                 raise UsageError(

@@ -53,6 +53,9 @@ GRACE_S = 10
 KEEP_ALIVE_S = 75
 """Longer than a period, so that an engine delivers on one connection."""
 
+TAIL_HOURS = 2
+"""For the last sessions of the day to end, so that its engines close before those of now start."""
+
 DEMO_PRICE_NANOS = 2_950_000_000
 """Per GPU-hour, as in the replays."""
 
@@ -190,7 +193,7 @@ def _nothing() -> Iterator[None]:
 def _demo_books(ledger: Ledger, *, hours: int) -> None:
     """A price for simulated GPUs, and a day that is over; nothing where the ledger has facts already."""
     at_us = now_us()
-    start_us = period_start(at_us - (hours + 1) * HOUR_US)
+    start_us = period_start(at_us - (hours + TAIL_HOURS) * HOUR_US)
     with ledger.database.read() as connection:
         if fleet.engine_states(connection, at_us, all_of_them=True):
             return

@@ -67,6 +67,18 @@ def add(commands: Commands) -> None:
 
     made.add_argument("--parent", metavar="PID", type=int, help="stop when this process, our parent, is gone")
 
+    made = commands.add(
+        "ingest",
+        "spooled:run",
+        "Book a spool that had no network; what was booked is deleted there.",
+        "kvledger ingest /mnt/usb/spool",
+        more=(
+            "DIR is the directory that KVLEDGER_SPOOL names, or a copy of it. Killed or run again, it goes on where it was,\n"
+            "and no batch counts twice. Exit 1 if something in it could not be booked."
+        ),
+    )
+    made.add_argument("directory", metavar="DIR")
+
     tokens = commands.group("tokens", "Who may talk to the service.")
     made = tokens.add(
         "add",

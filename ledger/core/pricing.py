@@ -30,9 +30,10 @@ VACANT_PART = None
 
 
 def cumulative(span: PriceSpan, at_us: int) -> int:
-    """Nanos from the start of ``span`` to ``at_us``: ``floor(price * (t - valid_from) / 3600 s)``; 0 if unpriced."""
-    assert at_us >= span.valid_from_us, (span, at_us)
-    return (span.nanos_per_hour or 0) * (at_us - span.valid_from_us) // HOUR_US
+    """Nanos from the price's own start to ``at_us``: ``floor(price * (t - valid_from) / 3600 s)``; 0 if unpriced."""
+    anchor_us = span.valid_from_us if span.anchor_us is None else span.anchor_us
+    assert at_us >= span.valid_from_us >= anchor_us, (span, at_us)
+    return (span.nanos_per_hour or 0) * (at_us - anchor_us) // HOUR_US
 
 
 def bill(span: PriceSpan, start_us: int, end_us: int) -> int:
@@ -44,27 +45,24 @@ def bill(span: PriceSpan, start_us: int, end_us: int) -> int:
 class AssetSegment:
     """A part of the time of one asset in which its price and its shares are constant.
 
-    ``origin_us`` is where they became so: before ``start_us`` if that was before the interval asked for.
     ``shares`` are ``(engine, share_ppm)`` by engine, each engine once.
     """
 
     asset_id: str
     start_us: int
     end_us: int
-    origin_us: int
     price: PriceSpan
     shares: tuple[tuple[str, int], ...]
 
     def nanos(self, engine: str | None, start_us: int, end_us: int) -> int:
         """What ``engine`` (None: the vacant rest) pays for ``[start_us, end_us)`` within this segment."""
-        before = cumulative(self.price, self.origin_us)
-        return self._piece(engine, cumulative(self.price, end_us) - before) - self._piece(
-            engine, cumulative(self.price, start_us) - before
+        return self._piece(engine, cumulative(self.price, end_us)) - self._piece(
+            engine, cumulative(self.price, start_us)
         )
 
     def asset_us(self, engine: str | None, start_us: int, end_us: int) -> int:
         """The asset time that ``engine`` (None: the vacant rest) has of ``[start_us, end_us)``."""
-        return self._piece(engine, end_us - self.origin_us) - self._piece(engine, start_us - self.origin_us)
+        return self._piece(engine, end_us) - self._piece(engine, start_us)
 
     def _piece(self, engine: str | None, total: int) -> int:
         parts = [ppm for _, ppm in self.shares]
@@ -91,7 +89,6 @@ def asset_segments(asset: AssetTerms, start_us: int, end_us: int) -> tuple[Asset
                         asset_id=asset.asset_id,
                         start_us=max(origin, start_us),
                         end_us=stop,
-                        origin_us=origin,
                         price=price,
                         shares=_shares_at(asset.shares, origin),
                     )

@@ -62,6 +62,9 @@ class PriceSpan:
     valid_from_us: int
     valid_to_us: int | None
     nanos_per_hour: int | None
+    anchor_us: int | None = None
+    """Where its cumulative bill counts from: the price's own start, even where another price or the asset's stay cuts
+    the span later; None: ``valid_from_us``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,10 @@ from __future__ import annotations
 SHIFT = 64
 ONE = 1 << SHIFT
 
+TIE = 1 << 40
+"""Fractions this close (6e-8 of a microsecond) are equal: a period's rounding moves them by less, and true fractions of
+up to a few thousand holders lie further apart."""
+
 
 class Node:
     """A leaf of the forest, or what was one until it was split; integrals are ``rate * t + acc``.
@@ -83,11 +87,16 @@ class Node:
 class Cell:
     """What the owner list points at: it always knows the leaf of its blocks, whatever was split before."""
 
-    __slots__ = ("group", "node")
+    __slots__ = ("group", "named", "node", "writer")
 
     def __init__(self, group: int, node: Node) -> None:
         self.group = group
         self.node = node
+        self.named: list[int] = []
+        """All blocks of the leaf in the order of those who share them, or nothing if that is not known. Comparing
+        two lists is ten times faster than looking up the owner of each block."""
+        self.writer: tuple[str, str] | None = None
+        """Tenant and session that computed all of ``named``; None if there are several, or nobody."""
 
 
 def split(t: int, cell: Cell, blocks: int, unfilled: int, ahead: int) -> Cell:
@@ -110,6 +119,7 @@ def split(t: int, cell: Cell, blocks: int, unfilled: int, ahead: int) -> Cell:
     node.rate = node.unfilled_rate = node.ahead_rate = 0
     node.parts = (parted, rest)
     cell.node = rest
+    cell.named = []
     return Cell(cell.group, parted)
 
 
@@ -121,14 +131,21 @@ def final(node: Node) -> tuple[int, int, int]:
 def divide(total: int, parts: list[int]) -> list[int]:
     """``total`` units over fixed-point ``parts``: each its floor, the rest to the largest fractions.
 
-    Ties go to the earlier part, so parts come in a stable order. The parts' sum may fall short of the total
-    by what was rounded down on the way; by no more, or the result would not sum to ``total``.
+    Ties (see :data:`TIE`) go to the earlier part, so parts come in a stable order. The parts' sum may fall short of
+    the total by what was rounded down on the way; by no more, or the result would not sum to ``total``.
     """
     shares = [part >> SHIFT for part in parts]
     rest = total - sum(shares)
     if rest:
         assert 0 < rest <= len(parts), f"{rest} units left over {len(parts)} parts of {total}"
         mask = ONE - 1
-        for i in sorted(range(len(parts)), key=lambda i: -(parts[i] & mask))[:rest]:
+        order = sorted(range(len(parts)), key=lambda i: -(parts[i] & mask))
+        # Only a tie between the last that gets a unit and the first that gets none matters.
+        first = last = rest
+        while first and last < len(parts) and (parts[order[first - 1]] & mask) - (parts[order[first]] & mask) <= TIE:
+            first -= 1
+        while first < last < len(parts) and (parts[order[last - 1]] & mask) - (parts[order[last]] & mask) <= TIE:
+            last += 1
+        for i in (*order[:first], *sorted(order[first:last])[: rest - first]):
             shares[i] += 1
     return shares

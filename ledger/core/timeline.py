@@ -49,20 +49,20 @@ class Span:
 
 
 def trimmed(inputs: IntervalInputs) -> IntervalInputs:
-    """The inputs without what cannot matter to the interval because it lies after its end.
+    """The inputs without what cannot matter to the interval because it lies outside.
 
     An engine that lives on does not change an hour that has passed: the end of its last period, a close or a boot
-    that comes later, and the end of a price are cut off at the interval's end. Settlement and the inputs' digest both
-    begin here.
+    that comes later, and the end of a price are cut off at the interval's end; where a price or a share began before
+    the interval does not matter either. Settlement and the inputs' digest both begin here.
     """
-    end_us = inputs.end_us
+    start_us, end_us = inputs.start_us, inputs.end_us
     return replace(
         inputs,
         assets=tuple(
             replace(
                 asset,
-                prices=tuple(_open_ended(p, end_us) for p in asset.prices if p.valid_from_us < end_us),
-                shares=tuple(_open_ended(s, end_us) for s in asset.shares if s.valid_from_us < end_us),
+                prices=tuple(_price_within(p, start_us, end_us) for p in asset.prices if _touches(p, start_us, end_us)),
+                shares=tuple(_within(s, start_us, end_us) for s in asset.shares if _touches(s, start_us, end_us)),
             )
             for asset in inputs.assets
         ),
@@ -189,10 +189,22 @@ def _painted(spans: list[Span], new: Span) -> list[Span]:
 _Validity = TypeVar("_Validity", PriceSpan, ShareSpan)
 
 
-def _open_ended(span: _Validity, end_us: int) -> _Validity:
-    if span.valid_to_us is None or span.valid_to_us < end_us:
-        return span
-    return replace(span, valid_to_us=None)
+def _touches(span: PriceSpan | ShareSpan, start_us: int, end_us: int) -> bool:
+    return span.valid_from_us < end_us and (span.valid_to_us is None or span.valid_to_us > start_us)
+
+
+def _within(span: _Validity, start_us: int, end_us: int) -> _Validity:
+    to_us = span.valid_to_us
+    return replace(
+        span,
+        valid_from_us=max(span.valid_from_us, start_us),
+        valid_to_us=to_us if to_us is not None and to_us < end_us else None,
+    )
+
+
+def _price_within(span: PriceSpan, start_us: int, end_us: int) -> PriceSpan:
+    anchor_us = span.valid_from_us if span.anchor_us is None else span.anchor_us
+    return _within(replace(span, anchor_us=anchor_us), start_us, end_us)
 
 
 def _trimmed_boot(facts: BootFacts, end_us: int) -> BootFacts:

@@ -4,7 +4,8 @@ A cut copies what will change (a tuple for each table that holds or held blocks,
 a change) and nothing else: it visits neither held blocks nor sessions that merely own cached ones. Settling
 makes the period's facts of it. Law 2: shares are fixed point until here and are settled by largest remainder
 top-down, pool, tenant, session, request; each child gets the floor of its own exact value, the parent's
-remaining units go to the largest fractions, ties in the order of the names.
+remaining units go to the largest fractions, ties in the order of the names. Fractions that lie closer together than
+fixed point can tell (``sharing.TIE``) count as equal.
 
 The same thread settles all cuts of an engine, in order: what it notes on requests and tables (``done``, the
 sums) is its own.

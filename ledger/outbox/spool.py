@@ -238,6 +238,8 @@ class Reading:
         """Damage that was met."""
         self.busy: list[Path] = []
         """Owners that were left out, since a process that lives writes there."""
+        self.damaged: dict[Path, int] = {}
+        """Segments in which damage was met, and its bytes."""
         self._directory = directory
         self._segments: dict[Path, Segment] = {}
         self._locks: list[tuple[Path, int]] = []
@@ -292,6 +294,7 @@ class Reading:
             record, skipped = segment.read(at)
             if skipped:
                 self.tally.damage(skipped)
+                self.damaged[path] = self.damaged.get(path, 0) + skipped
             if record is None:
                 break
             at = last = record.end

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ledger.core.periods import months_between, period_end, period_start
+from ledger.core.periods import format_time, months_between, on_grid, period_end, period_start
 from ledger.errors import UsageError
 from ledger.intervals import Desk
 from ledger.reports.requests import request_rows
@@ -82,12 +82,17 @@ def columns(by: By) -> tuple[str, ...]:
 def usage(
     db: Database, *, start_us: int, end_us: int, by: By = By.TENANT, basis: Basis | None = None
 ) -> tuple[UsageRow, ...]:
-    """Usage over ``[start_us, end_us)``, widened to the 15-second grid, dearest first.
+    """Usage over ``[start_us, end_us)``, dearest first. Ranges that lie end to end sum to their whole.
 
     Costs are those of each month's booked basis where none is given. Block figures are of pools that carry money,
-    save by pool.
+    save by pool. Raises UsageError for an end off the 15-second grid: within a period nothing is known of when.
     """
-    start_us, end_us = period_start(start_us), period_end(end_us)
+    for end in (start_us, end_us):
+        if not on_grid(end):
+            raise UsageError(
+                f"{format_time(end)} is off the 15-second grid of the facts; "
+                f"{format_time(period_start(end))} and {format_time(period_end(end))} are on it"
+            )
     if start_us >= end_us:
         raise UsageError(f"the range [{start_us}, {end_us}) has no length; give a later end")
     with db.read() as snapshot:
