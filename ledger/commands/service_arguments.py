@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledger.core.periods import HOUR_US, MINUTE_US, SECOND_US
 from ledger.limits import DAY_US, TEXT_CHARS_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ledger.commands.arguments import Commands
 
 _UNITS = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US}
@@ -26,6 +28,21 @@ def _name(text: str) -> str:
     if not text.strip() or not text.isprintable() or len(text) > TEXT_CHARS_MAX:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no name; write 1 to {TEXT_CHARS_MAX} printable characters")
     return text
+
+
+class _BesideAnEngine(argparse.Action):
+    """Another module runs, since the bare install has no database to look at."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        del parser, option_string
+        setattr(namespace, self.dest, values)
+        namespace.handler = "ledger.commands.doctor_engine:run"
 
 
 def add(commands: Commands) -> None:
@@ -73,8 +90,8 @@ def add(commands: Commands) -> None:
         "Book a spool that had no network; what was booked is deleted there.",
         "kvledger ingest /mnt/usb/spool",
         more=(
-            "DIR is the directory that KVLEDGER_SPOOL names, or a copy of it. Killed or run again, it goes on where it was,\n"
-            "and no batch counts twice. Exit 1 if something in it could not be booked."
+            "DIR is the directory that KVLEDGER_SPOOL names, or a copy of it. Killed or run again, it goes on where\n"
+            "it was, and no batch counts twice. Exit 1 if something in it could not be booked."
         ),
     )
     made.add_argument("directory", metavar="DIR")
@@ -114,10 +131,19 @@ def add(commands: Commands) -> None:
         "check", "fleet:config_check", "Whether the settings can be used; exit 2 if not.", "kvledger config check"
     )
 
-    commands.add(
+    made = commands.add(
         "doctor",
         "doctor:run",
-        "Check this installation and its deployment, and say what to do; exit 1 if anything is wrong.",
+        "Check this installation and its deployment, and say what to do; exit 1 if anything is bad.",
         "kvledger doctor",
-        more="Settings, database, migrations, disk, tokens, the clock, engines heard of, gaps, refused batches, laws.",
+        more=(
+            "Settings, database, migrations, disk, tokens, clocks, engines heard of, gaps, refused batches, findings,\n"
+            "laws, the service and its metrics. With --engine, beside an engine and with the bare install: the hook's\n"
+            "settings (KVLEDGER_URL, KVLEDGER_TOKEN, …), its spool, and whether the service takes what it would send."
+        ),
     )
+    made.add_argument(
+        "--engine", metavar="URL", nargs="?", action=_BesideAnEngine,
+        help="check as an engine of this machine; URL: another than KVLEDGER_URL",
+    )  # fmt: skip
+    made.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
