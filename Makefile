@@ -45,6 +45,7 @@ lint: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --explicit-package-bases alerts dashboards
 	@$(BIN)/lint-imports
 
 format: $(VENV)/.dev ## let ruff put the code in shape

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from alerts.rules import Alert, Group, Severity, as_yaml, grown, risen, series
+from alerts.promql import grown, risen, series
+from alerts.rules import Alert, Group, Severity, as_yaml
 from ledger import metrics as m
 
 RECENT: Final = "15m"
