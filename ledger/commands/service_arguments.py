@@ -147,3 +147,17 @@ def add(commands: Commands) -> None:
         help="check as an engine of this machine; URL: another than KVLEDGER_URL",
     )  # fmt: skip
     made.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+
+    drills = commands.group("drill", "Rehearsals on a ledger of their own: what happens when something breaks.")
+    made = drills.add(
+        "outage",
+        "drill:outage",
+        "Kill and restore the way to a service under load, and show that the books are whole; exit 1 if not.",
+        "kvledger drill outage",
+        more=(
+            "A service on a scratch SQLite file and two reference engines, for about a minute. Real outboxes, HTTP on\n"
+            "the loopback, SIGKILL; the engines' time is simulated, a hundred times as fast as the clock."
+        ),
+        ledger=False,
+    )
+    made.add_argument("--seed", metavar="N", type=int, default=1, help="of the workload; default: 1")
