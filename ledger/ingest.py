@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from ledger import limits
 from ledger.errors import Refusal, UsageError
+from ledger.fastwire import decode
 from ledger.laws import breach
 from ledger.refusals import Reason
 from ledger.store import facts, quarantine, receipt
-from ledger.wire import Decoded, decode, peek
+from ledger.wire import Decoded, peek
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,226 @@
+"""Decoding as :mod:`ledger.wire` does it, in compiled code, for batches that are written exactly as they should be.
+
+Invariant: what :func:`decode` answers is what :func:`ledger.wire.decode` answers, for any bytes. It takes the short way
+only with bytes that are proven to be canonical: they are read into structs that go by the tables of
+:mod:`ledger.wire.fields` (names, defaults, bounds), these are written again, and the bytes are compared whole; the
+digest is made from the bytes and compared. Whatever is not proven so (an unknown field, an escape, any fault at all) is
+decoded by :mod:`ledger.wire`, which finds the reason. So the short way accepts and never refuses.
+
+The hook's side of the wire has the standard library only; this is the service's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from itertools import pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from ledger import limits, wire
+from ledger.core import records
+from ledger.wire import fields
+from ledger.wire.fields import ABSENT, Ints
+
+if TYPE_CHECKING:
+    from ledger.errors import Refusal
+
+_Field = tuple[str, Any] | tuple[str, Any, Any]
+
+_TAIL: Final = re.compile(
+    rb',"digest":"([0-9a-f]{64})",("kvledger":%d,"prev":"([0-9a-f]{64}|)"\})' % wire.VERSION, re.DOTALL
+)
+_TAIL_BYTES_MAX: Final = 220
+_HEAD: Final = b'{"batch":'
+
+_UNPROVEN: Final = (b"\\", b"\x7f", b":{}")
+"""What comparing the bytes does not show: texts that may have what no text may have, and an inner record written out
+though it is empty. Rare or wrong; :mod:`ledger.wire` looks at them."""
+
+_NAME: Any = Annotated[str, Meta(min_length=1, max_length=limits.TEXT_CHARS_MAX)]
+_TEXT: Any = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+
+
+def _int(low: int, high: int) -> Any:
+    return Annotated[int, Meta(ge=low, le=high)]
+
+
+def _ints(*tables: Ints) -> list[_Field]:
+    return [
+        (name, _int(low, high)) if default is ABSENT else (name, _int(low, high), default)
+        for table in tables
+        for name, default, low, high in table
+    ]
+
+
+def _texts(*names: str) -> list[_Field]:
+    return [(name, _TEXT, "") for name in names]
+
+
+def _list(entry: Any, most: int) -> Any:
+    return Annotated[tuple[entry, ...], Meta(max_length=most)]
+
+
+def _pair(first: Any, second: Any) -> Any:
+    return tuple[first, second]
+
+
+def _struct(name: str, *parts: _Field, frozen: bool = True) -> Any:
+    """A struct that is written with its keys sorted and its defaults left out, as the wire wants it."""
+    return msgspec.defstruct(
+        name, sorted(parts, key=lambda field: field[0]), kw_only=True, omit_defaults=True, frozen=frozen
+    )
+
+
+_Tokens: Final = _struct("_Tokens", *_ints(fields.TOKENS))
+_Preemptions: Final = _struct("_Preemptions", *_ints(fields.PREEMPTIONS))
+_Holding: Final = _struct("_Holding", *_ints(fields.HOLDING))
+_Dimensions: Final = _struct(
+    "_Dimensions",
+    ("tenant", _NAME),
+    ("session", _NAME, records.NO_SESSION),
+    *_texts(*fields.DIMENSION_TEXTS),
+    *_ints((fields.PRIORITY,)),
+)
+_USED: Final[list[_Field]] = [
+    ("tokens", _Tokens, _Tokens()),
+    ("preemptions", _Preemptions, _Preemptions()),
+    ("holding", _Holding, _Holding()),
+]
+_DIMS: Final[_Field] = ("dims", Any)
+"""A number as it is read; checked by :func:`_placed`, which puts the dimension set itself in its place."""
+
+_Session: Final = _struct("_Session", ("pool", _NAME), _DIMS, *_USED, *_ints(fields.SESSION), frozen=False)
+_Standing: Final = _struct(
+    "_Standing", ("pool", _NAME), _DIMS, ("cached_blocks", _int(0, limits.BLOCKS_MAX), 0), frozen=False
+)
+_Admission: Final = _struct(
+    "_Admission", ("request", _NAME), ("parent", _NAME | None, None), _DIMS, *_ints(fields.ADMISSION), frozen=False
+)
+_OtherHolding: Final = _struct("_OtherHolding", ("pool", _NAME), ("holding", _Holding))
+_Request: Final = _struct(
+    "_Request",
+    ("request", _NAME),
+    ("parent", _NAME | None, None),
+    _DIMS,
+    *_texts("pool", "finish_reason"),
+    ("outcome", records.Outcome),
+    *_USED,
+    *_ints(fields.REQUEST),
+    *[(name, _int(*fields.TIME) | None, None) for name in fields.MILESTONES],
+    ("uses", _list(_struct("_Use", *_ints(fields.USE)), limits.USES_MAX), ()),
+    ("other_holdings", _list(_OtherHolding, limits.POOLS_MAX), ()),
+    frozen=False,
+)
+_Group: Final = _struct(
+    "_Group", ("block_size", _int(1, limits.BLOCK_SIZE_MAX)), ("kind", records.GroupKind, records.GroupKind.FULL)
+)
+_Shard: Final = _struct(
+    "_Shard",
+    *_texts("gpu_uuid", "gpu_model"),
+    ("share_ppm", _int(0, limits.PPM_MAX) | None, None),
+    *_ints(fields.SHARD),
+)
+_Open: Final = _struct(
+    "_Open",
+    ("pool", _NAME),
+    ("groups", _list(_Group, limits.GROUPS_MAX)),
+    ("shards", _list(_Shard, limits.SHARDS_MAX), ()),
+    *_texts("model"),
+    ("paying", bool, True),
+    *_ints(fields.OPEN),
+)
+_Close: Final = _struct("_Close", ("pool", _NAME), *_texts("reason"), ("at_us", _int(*fields.TIME)))
+_Pool: Final = _struct(
+    "_Pool",
+    ("pool", _NAME),
+    ("groups", _list(_struct("_GroupPeriod", *_ints(fields.GROUP)), limits.GROUPS_MAX), ()),
+    *_ints(fields.POOL),
+)
+_Histogram: Final = _struct(
+    "_Histogram",
+    ("name", _NAME),
+    ("labels", _list(_pair(_NAME, _TEXT), limits.LABELS_MAX), ()),
+    (
+        "buckets",
+        _list(_pair(_int(-limits.BUCKETS_MAX, limits.BUCKETS_MAX), _int(1, limits.TOKENS_MAX)), limits.BUCKETS_MAX),
+        (),
+    ),
+    ("count", _int(0, limits.TOKENS_MAX), 0),
+    ("total", _int(0, limits.BLOCK_US_MAX), 0),
+)
+_Source: Final = _struct("_Source", ("engine", _NAME), ("origin", records.Origin), *_texts(*fields.SOURCE_TEXTS))
+_Batch: Final = _struct(
+    "_Batch",
+    ("source", _Source),
+    ("boot", _struct("_Boot", ("boot_id", _NAME), *_ints(fields.BOOT))),
+    ("dims", _list(_Dimensions, limits.DIMENSIONS_MAX), ()),
+    ("opens", _list(_Open, limits.POOLS_MAX), ()),
+    ("closes", _list(_Close, limits.POOLS_MAX), ()),
+    ("admissions", _list(_Admission, limits.ROWS_MAX), ()),
+    ("pools", _list(_Pool, limits.POOLS_MAX), ()),
+    ("sessions", _list(_Session, limits.ROWS_MAX), ()),
+    ("standing", _list(_Standing, limits.ROWS_MAX) | None, None),
+    ("requests", _list(_Request, limits.ROWS_MAX), ()),
+    ("histograms", _list(_Histogram, limits.ROWS_MAX), ()),
+    *_ints(fields.HEAD),
+)
+
+_read: Final = msgspec.json.Decoder(_Batch).decode
+_write: Final = msgspec.json.Encoder().encode
+_in_order: Final = attrgetter(*records.Dimensions.__slots__)
+
+
+def decode(raw: bytes) -> wire.Decoded | Refusal:
+    """The batch in ``raw``, every field validated, or why there is none. Never raises."""
+    return _proven(raw) or wire.decode(raw)
+
+
+def _proven(raw: bytes) -> wire.Decoded | None:
+    """The batch in ``raw`` where it is proven to be canonical and whole; None where it may be anything."""
+    tail = _TAIL.search(raw, max(0, len(raw) - _TAIL_BYTES_MAX))
+    if len(raw) > limits.BATCH_BYTES_MAX or tail is None or tail.end() != len(raw) or not raw.startswith(_HEAD):
+        return None
+    sha = hashlib.sha256(raw[: tail.start() + 1])
+    sha.update(tail[2])
+    written = raw[len(_HEAD) : tail.start()]
+    if sha.hexdigest().encode() != tail[1] or any(sign in written for sign in _UNPROVEN):
+        return None
+    try:
+        parsed = _read(written)
+        # Before dimension sets take the place of their numbers.
+        if _write(parsed) != written or not _placed(parsed) or not all(map(_is_sorted, parsed.histograms)):
+            return None
+        batch = msgspec.convert(parsed, records.Batch, from_attributes=True)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    digest = sha.digest()
+    return wire.Decoded(batch=batch, digest=digest, prev=bytes.fromhex(tail[3].decode()), kept_digest=digest)
+
+
+def _placed(parsed: Any) -> bool:
+    """Whether the dimension sets are listed as they should be (sorted, each once, each used); rows get theirs."""
+    if any(one.session is not records.NO_SESSION and one.session == records.NO_SESSION for one in parsed.dims):
+        return False  # written out, and told from the default by its identity alone
+    dims = msgspec.convert(parsed.dims, tuple[records.Dimensions, ...], from_attributes=True)
+    keys = [_in_order(one) for one in dims]
+    if any(before >= after for before, after in pairwise(keys)):
+        return False
+    used = set()
+    for rows in (parsed.sessions, parsed.admissions, parsed.requests, parsed.standing or ()):
+        for row in rows:
+            number = row.dims
+            if type(number) is not int or not 0 <= number < len(dims):
+                return False
+            used.add(number)
+            row.dims = dims[number]
+    return len(used) == len(dims)
+
+
+def _is_sorted(histogram: Any) -> bool:
+    return all(
+        before[0] < after[0] for pairs in (histogram.labels, histogram.buckets) for before, after in pairwise(pairs)
+    )
