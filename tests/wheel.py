@@ -13,11 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
+CARRIED = {"ledger/alerts/ledger_health.yml", "ledger/alerts/alertmanager.yml", "ledger/dashboards/fleet.json"}
+"""What a deployment takes out of the installed package and gives to Prometheus, Alertmanager and Grafana."""
+
 BARE = """
 import sys
 import ledger.hook.meter
 loaded = {name.partition(".")[0] for name in sys.modules}
-strangers = sorted(loaded - set(sys.stdlib_module_names) - {"ledger", "__main__", "sitecustomize", "_virtualenv"})
+# Brought by the environment itself: Python 3.11 puts setuptools into a new one, whose .pth loads a module.
+its_own = {"ledger", "__main__", "sitecustomize", "_virtualenv", "_distutils_hack"}
+strangers = sorted(loaded - set(sys.stdlib_module_names) - its_own)
 assert not strangers, f"the hook loads {strangers}"
 """
 
@@ -41,7 +46,9 @@ def main() -> None:
         here = Path(folder)
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", here, ROOT, cwd=here)
         (wheel,) = here.glob("kvledger-*.whl")
-        tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+        names = set(zipfile.ZipFile(wheel).namelist())
+        assert names >= CARRIED, f"the wheel lacks {CARRIED - names}"
+        tops = {name.partition("/")[0] for name in names}
         assert {top for top in tops if not top.endswith(".dist-info")} == {"ledger"}, f"the wheel installs {tops}"
 
         venv.create(here / "env", with_pip=True)
