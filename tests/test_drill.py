@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from copy import deepcopy
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_service import FakeService
 
-from ledger import config, ingest, wire
+from ledger import ingest, wire
+from ledger.cli import FOUND, INTERRUPTED, main
 from ledger.commands import drill
 from ledger.commands.checks import Verdict
 from ledger.commands.drill_books import Metered, whole
@@ -41,21 +44,71 @@ LOST = 100
 """The batch of the first engine that never arrives, where one does not."""
 
 
-@pytest.mark.slow
-def test_after_every_outage_the_books_are_whole(tmp_path: Path) -> None:
-    began_s = time.monotonic()
+def drilled(folder: Path, script: str = "") -> subprocess.CompletedProcess[str]:
+    """The drill in a process of its own, after ``script``, beside a file of settings that is not for it."""
+    (folder / "tmp").mkdir()
+    (folder / "kvledger.toml").write_text(f'database = "sqlite:///{folder}/precious.db"\nbasis = "full"\n')
     environ = {name: value for name, value in os.environ.items() if not name.startswith("KVLEDGER_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "ledger", "drill", "outage"],
-        cwd=tmp_path, env=environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    code = f"{script}\nimport sys; from ledger.cli import main; sys.exit(main(['drill', 'outage']))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environ
+        | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "KVLEDGER_DATABASE": f"sqlite:///{folder}/too.db"},
         capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_after_every_outage_the_books_are_whole_and_nobody_elses_were_touched(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    done = drilled(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "the books are whole after 4 outages" in done.stdout
     assert "bad " not in done.stdout.replace("0 bad", "")
-    assert list(tmp_path.iterdir()) == []
     assert time.monotonic() - began_s < 120
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "kvledger.toml"}
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_one_batch_that_gets_lost_on_the_way_is_noticed(tmp_path: Path) -> None:
+    done = drilled(
+        tmp_path,
+        """
+from ledger.outbox.spool import Spool
+append, calls = Spool.append, []
+def losing(self, payload):
+    calls.append(None)
+    return True if len(calls) == 100 else append(self, payload)
+Spool.append = losing
+from ledger.commands import drill
+drill.DRAIN_S = 15.0
+""",
+    )
+    assert done.returncode == FOUND, done.stdout + done.stderr
+    assert "the books are NOT whole" in done.stdout
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("bad ")} == {
+        "sent", "batches", "gaps", "figures", "bill",
+    }  # fmt: skip
+    (kept,) = (tmp_path / "tmp").iterdir()
+    assert f"are kept in {kept}" in done.stdout
+    assert {"kvledger.db", "service.log", "engines.log", "spool"} <= {path.name for path in kept.iterdir()}
+
+
+def test_a_drill_that_is_interrupted_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(drill, "_live", interrupted)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["drill", "outage"]) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- what is said of the books ----------------------------------------------------------------------------
@@ -66,7 +119,7 @@ class Books:
 
     def __init__(self, folder: Path, *, lost: int = 0) -> None:
         self.folder = folder
-        settings = config.load(environ={"KVLEDGER_STATE_DIR": str(folder)}, arguments={})
+        settings = drill._settings(folder)
         end_us = START + HOUR_US
         self.metered = Metered(start_us=START, end_us=end_us, bill_nanos=drill.ENGINES * drill.PRICE_NANOS)
         with opened_or_made(settings, durable=False) as ledger:

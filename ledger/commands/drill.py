@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger import config
-from ledger.cli import FOUND, OK
+from ledger.cli import OK
 from ledger.commands.checks import Check, judged, report
 from ledger.commands.drill_books import Metered, whole
 from ledger.commands.drill_way import Relay, ServiceProcess
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator
 
+    from ledger.config import Settings
     from ledger.core.records import Batch
     from ledger.outbox.tally import Tally
     from ledger.wire.answer import Receipt
@@ -147,23 +149,29 @@ class _Drill:
 
 def outage(args: Namespace) -> int:
     """Run the drill; 1 if anything is not whole, and then its files are kept."""
+    # A stop from elsewhere ends the service of the drill as well, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="kvledger-drill-"))
     began_s = time.monotonic()
-    code = FOUND
+    kept = True
     try:
         code = _outage(folder, seed=args.seed, began_s=began_s)
+        kept = code != OK
+    except KeyboardInterrupt:
+        kept = False
+        raise
     finally:
-        if code == OK:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
+        if kept:
             print(f"ledger, spools and logs are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
     return code
 
 
 def _outage(folder: Path, *, seed: int, began_s: float) -> int:
     end_us = now_us() // HOUR_US * HOUR_US
     metered = Metered(start_us=end_us - HOUR_US, end_us=end_us, bill_nanos=ENGINES * PRICE_NANOS)
-    settings = config.load(environ={"KVLEDGER_STATE_DIR": str(folder)}, arguments={})
+    settings = _settings(folder)
     with opened_or_made(settings) as ledger, ExitStack() as stack:
         token = _open_books(ledger, metered)
         service = ServiceProcess(folder, settings.database)
@@ -206,6 +214,13 @@ def _outage(folder: Path, *, seed: int, began_s: float) -> int:
 
 
 # --- what takes part --------------------------------------------------------------------------------------
+
+
+def _settings(folder: Path) -> Settings:
+    """The defaults, whatever the caller's environment and directory say: a drill touches nobody's ledger."""
+    file = folder / config.DEFAULT_FILE
+    file.touch()
+    return config.load(environ={"KVLEDGER_STATE_DIR": str(folder)}, file=file)
 
 
 def _open_books(ledger: Ledger, metered: Metered) -> str:
@@ -347,8 +362,10 @@ def _tell(drill: _Drill, lived_s: float, drained_s: float | None) -> None:
     print("\nafter each outage")
     for each in drill.outages:
         lasted_s = (each.over_s or each.at_s) - each.at_s
-        again = "not before the end" if each.recovered_s is None else f"{each.recovered_s:.1f} s after"
-        print(f"  {lasted_s:4.1f} s long, up to {each.waited} batches waited, caught up {again}: {each.name}")
+        again = "never behind" if each.waited <= QUIET else "caught up at the end"
+        if each.recovered_s is not None:
+            again = f"caught up {each.recovered_s:.1f} s after"
+        print(f"  {lasted_s:4.1f} s long, up to {each.waited} batches waited, {again}: {each.name}")
     receipts: dict[Receipt, int] = {}
     failures: dict[str, int] = {}
     for sender in drill.senders:
