@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import prometheus as queries
 
 with warnings.catch_warnings():
-    # The SDK would rather have the resources of Grafana 13; every Grafana since 10 imports these.
+    # The SDK would rather have the resource format (v2); files in the classic one are imported and provisioned as ever.
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
     from grafana_foundation_sdk.models import dashboard as parts
