@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from observing import PERIOD_US, Prometheus, Serving, alertmanager, prometheus, serving, until, webhook
+from observing import PERIOD_US, START_S, Prometheus, Serving, alertmanager, prometheus, serving, until, webhook
 from programs import output
 from serving import START
 
@@ -65,7 +65,7 @@ def live(here: Serving, watch: Prometheus, batches: list[tuple[int, bytes]], clo
                 here.runner.run(job)
             until(
                 lambda at=end_us: max(watch.values(HEARD).values(), default=0) * 1e6 // PERIOD_US >= at,
-                within_s=10,
+                within_s=START_S,
                 what="Prometheus saw the period",
             )
 
@@ -91,7 +91,7 @@ def test_every_panel_finds_finite_figures_of_a_service_under_load(tmp_path: Path
             outcomes = [here.runner.run(job) for job in ("settle", "retention", "audit", "scan", "aggregate")]
             assert set(outcomes) == {"done"}
             for name in ("kvledger_laws_broken", "kvledger_settled_until_timestamp_seconds"):
-                until(lambda name=name: watch.values(name), within_s=10, what=f"Prometheus saw {name}")
+                until(lambda name=name: watch.values(name), within_s=START_S, what=f"Prometheus saw {name}")
             found = {(title, expr): list(watch.values(expr).values()) for title, expr in queries()}
             complaints = output("promtool", "check", "metrics", given=here.metrics())
             names = set(watch.get("label/__name__/values"))
