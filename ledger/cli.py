@@ -26,7 +26,8 @@ OK, FOUND, USAGE, WORLD, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 INSTALLS = {
     **dict.fromkeys(
-        ("alembic", "apscheduler", "fastapi", "prometheus_client", "rich", "sqlalchemy", "uvicorn"), "service"
+        ("alembic", "apscheduler", "fastapi", "msgspec", "prometheus_client", "rich", "sqlalchemy", "uvicorn"),
+        "service",
     ),
     "psycopg": "postgres",
 }
