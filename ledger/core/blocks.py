@@ -16,7 +16,7 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ledger.core.holders import NOBODY, Account, Holder, Key, Owner, Table, Ticks, tally
+from ledger.core.holders import Account, Holder, Key, Owner, Table, Ticks, tally
 from ledger.core.leaves import LeafAccounts
 from ledger.core.sharing import Cell
 
@@ -49,7 +49,7 @@ class BlockAccounts(LeafAccounts):
         super().__init__(ticks, lookahead, unsteady, fault)
         # Ids run from 0 or from 1: engines that keep block 0 for themselves use 1..N.
         # Negative ids end on the guard, which is nobody's table in no group.
-        guard = Table(self, Holder(), -1, 0, Account(NOBODY))
+        guard = Table(self, Holder(), -1, 0)
         self.owner: list[Owner] = [None] * (blocks + 1)
         self.owner.extend([guard] * GUARDS)
         self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARDS)
@@ -74,33 +74,22 @@ class BlockAccounts(LeafAccounts):
     # -- accounts and tables -------------------------------------------------------------------------
 
     def account(self, dims: Dimensions) -> Account:
-        found = self.accounts.get(dims)
-        if found is None:
-            found = self.accounts[dims] = Account(dims)
-        return found
+        """A session's account; a new one is kept as soon as it changes."""
+        return self.accounts.get(dims) or Account(dims)
 
-    def table(self, holder: Holder, group: int, dims: Dimensions) -> Table:
+    def table(self, holder: Holder, group: int) -> Table:
         """A new table of a request that has none in this group."""
         if group < 0:
             raise IndexError
-        size = self.sizes[group]
-        account = self.account(dims)
-        account.tables += 1
-        table = Table(self, holder, group, size, account)
+        table = Table(self, holder, group, self.sizes[group])
         holder.tables.append(table)
         return table
-
-    def forget(self, table: Table) -> None:
-        """The request is over and holds nothing in this table."""
-        account = table.account
-        account.tables -= 1
-        if not account.tables and not account.blocks and not account.touched:
-            self.accounts.pop(account.dims, None)
 
     def change_cached(self, t: int, account: Account, by: int) -> None:
         if not account.touched:
             account.touched = True
             self.touched.append(account)
+            self.accounts[account.dims] = account
             account.acc = -account.blocks * self.period_start
         account.blocks += by
         account.acc -= by * t
@@ -122,31 +111,40 @@ class BlockAccounts(LeafAccounts):
 
     # -- taking --------------------------------------------------------------------------------------
 
-    def take_new(self, t: int, table: Table, key: Key | None, blocks: Sequence[int]) -> int:
+    def take_new(self, t: int, table: Table, blocks: Sequence[int]) -> int:
         """Blocks without content of use join a table; returns how many were taken."""
-        owner = self.owner
-        if len(blocks) == 1 and 0 < (block := blocks[0]) < self.blocks and owner[block] is None:
-            owner[block] = table
-            self.computed_by[block] = key
-            taken = 1
-        else:
-            if self.owners(blocks).count(None) != len(blocks) or len(set(blocks)) != len(blocks):
-                blocks = self._sort_out(t, blocks)
-            taken = len(blocks)
-            if not taken:
+        if not self._take_free(table, blocks):
+            self.owners(blocks)
+            blocks = self._sort_out(t, blocks)
+            if not blocks or not self._fits(len(blocks)) or not self._take_free(table, blocks):
                 return 0
-            if not self._fits(taken):
-                return 0
-            by = self.computed_by
-            for block in blocks:
+        self._add_own(t, table, len(blocks))
+        if table.size:
+            table.order.extend(blocks)
+            self.retune(t, table)
+        return len(blocks)
+
+    def _take_free(self, table: Table, blocks: Sequence[int]) -> bool:
+        """Give free blocks to a table, all of them or none; one that is named twice is not free any more."""
+        owner, by, key = self.owner, self.computed_by, table.holder.key
+        left = iter(blocks)
+        free = True
+        try:
+            for block in left:
+                if owner[block] is not None:
+                    free = False
+                    break
                 owner[block] = table
                 by[block] = key
-        self._add_own(t, table, taken)
-        if size := table.size:
-            table.order.extend(blocks)
-            table.end += taken * size
-            self.retune(t, table)
-        return taken
+        except (IndexError, TypeError):
+            free = False
+        # Only if ids 0 and N are both in use can there be one block too many.
+        if free and (owner[0] is None or owner[self.blocks] is None or self._has_room(len(blocks))):
+            return True
+        # What is left in the iterator says how far it came.
+        for block in blocks[: len(blocks) - (0 if free else 1 + len(list(left)))]:
+            owner[block] = None
+        return False
 
     def take_full(self, t: int, table: Table, blocks: Sequence[int]) -> int:
         """Blocks with content from outside join a table: full, computed by nobody here."""
@@ -162,11 +160,6 @@ class BlockAccounts(LeafAccounts):
 
     def take_hit(self, t: int, table: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
         """Blocks whose content is reused join a table, whoever has them; returns how many were taken."""
-        first = owners[0]
-        if type(first) is Cell and first.node.blocks == len(owners) == owners.count(first):
-            taken = self._join(t, table, first, len(owners), blocks=blocks, owners=owners)
-            self._append_full(t, table, blocks)
-            return taken
         if len(set(blocks)) != len(blocks):
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
@@ -176,6 +169,8 @@ class BlockAccounts(LeafAccounts):
         own = 0
         for kind, count in tally(owners).items():
             if type(kind) is Cell:
+                if not kind.named and count == kind.node.blocks:
+                    self._name(kind, [b for b, was in zip(blocks, owners, strict=True) if was is kind])
                 taken += self._join(t, table, kind, count, blocks=blocks, owners=owners)
             elif type(kind) is Table:
                 taken += self._share(t, table, kind, blocks, owners)
@@ -189,6 +184,12 @@ class BlockAccounts(LeafAccounts):
             self._add_own(t, table, own)
         self._append_full(t, table, blocks)
         return taken + own
+
+    def take_leaves(self, t: int, table: Table, blocks: Sequence[int], cells: Sequence[Cell]) -> None:
+        """A hit on leaves that :meth:`whole_leaves` found ``blocks`` to be."""
+        for cell in cells:
+            self._join(t, table, cell, cell.node.blocks)
+        self._append_full(t, table, blocks)
 
     def _revive(self, t: int, was: Owner, count: int, more: int) -> bool:
         """Cached blocks of one session are hit; free ones should not be, but may if there is room."""
@@ -209,10 +210,13 @@ class BlockAccounts(LeafAccounts):
 
     def _fits(self, blocks: int) -> bool:
         """Whether so many free blocks can be left: ids 0 and N together would be one block too many."""
-        if self.active + self.cached + blocks > self.blocks:
-            self.fault("pool_overfull")
-            return False
-        return True
+        if self._has_room(blocks):
+            return True
+        self.fault("pool_overfull")
+        return False
+
+    def _has_room(self, blocks: int) -> bool:
+        return self.active + self.cached + blocks <= self.blocks
 
     def _append_full(self, t: int, table: Table, blocks: Sequence[int]) -> None:
         size = table.size
@@ -220,13 +224,13 @@ class BlockAccounts(LeafAccounts):
             return
         if table.order:
             self.write_down(t, table, table.order)
+        end = table.end
         if self.fills:
             for i, block in enumerate(blocks):
                 if block in self.fills:
-                    table.opens[block] = table.end + i * size
+                    table.opens[block] = end + i * size
         table.order.extend(blocks)
-        table.end += len(blocks) * size
-        table.tail = table.end
+        table.tail = end + len(blocks) * size
         if table.opens:
             self.moved(t, table)
         elif table.marked_unfilled or table.marked_ahead or table.own or table.unfilled or table.ahead:
@@ -242,6 +246,7 @@ class BlockAccounts(LeafAccounts):
                 fit.append(block)
             elif type(was) is Account:
                 evicted[was] += 1
+                self.owner[block] = None
                 fit.append(block)
             else:
                 self.fault("new_is_held")
@@ -257,9 +262,9 @@ class BlockAccounts(LeafAccounts):
         self, t: int, holder: Holder, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
     ) -> int:
         """A request lets blocks go; returns how many it did hold."""
+        if len(holder.tables) == 1 and self._release_all(t, holder.tables[0], blocks, cached, freed):
+            return len(blocks)
         owners = self.owners(blocks)
-        if len(holder.tables) == 1 and self._release_all(t, holder.tables[0], owners, cached, freed):
-            return len(owners)
         named = set(blocks)
         if len(named) != len(blocks):
             self.fault("block_twice")
@@ -308,8 +313,7 @@ class BlockAccounts(LeafAccounts):
             if table.opens:
                 self._take_back(t, table, named)
         if unheld or cached or freed:
-            account = tables[0].account
-            self._settle_unheld(t, account, ended, named, unheld=unheld, cached=cached, freed=freed)
+            self._settle_unheld(t, tables[0].holder.dims, ended, named, unheld=unheld, cached=cached, freed=freed)
         for table in tables:
             if table.size:
                 self.retune(t, table)
@@ -346,55 +350,68 @@ class BlockAccounts(LeafAccounts):
                     return table
         return None
 
-    def _release_all(  # noqa: C901  # each condition is one reason for not being the frequent case
-        self, t: int, table: Table, owners: tuple[Owner, ...], cached: Sequence[int], freed: Sequence[int]
+    def _release_all(
+        self, t: int, table: Table, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
     ) -> bool:
-        """Try the frequent case: a request lets go of all own blocks, and of one leaf that others hold on to.
+        """Try the frequent case: a request lets go of its whole table, own blocks and leaves that others hold on to.
 
-        Returns whether it was that; if not, nothing is changed. A block named twice in place of another goes
-        unnoticed here: what is let go of is the same.
+        Returns whether it was that; if not, nothing is changed. It compares lists of blocks instead of looking at the
+        owner of each, which costs a tenth.
         """
-        own = owners.count(table)
-        rest = len(owners) - own
-        if own != table.own or len(cached) + len(freed) != own or self.fills or table.opens:
+        order = blocks if blocks == table.order else blocks[::-1]
+        if self.fills or table.opens or order != table.order:
             return False
-        cell = None
-        if rest:
-            cell = owners[0] if owners[0] is not table else owners[-1]
-            if (
-                type(cell) is not Cell
-                or (node := cell.node).blocks != rest
-                or node.holders < 2
-                or node not in table.nodes
-                or owners.count(cell) != rest
-            ):
-                return False
-        place = self.owner
+        cells, shared = self.whole_leaves(order)
+        rest = order[shared:]
+        ends = [*cached, *freed] if cached and freed else cached or freed
+        own = table.own
+        if (
+            not len(rest) == len(ends) == own
+            or (ends not in (rest, rest[::-1]) and set(ends) != set(rest))
+            or any(cell.node.holders < 2 or not self._holds(table, cell.node) for cell in cells)
+        ):
+            return False
+        # As many as there are own ones, and only own ones are handed over: so they are just these.
+        account = self.account(table.holder.dims) if cached else None
+        if not self._hand_over(cached, table, account):
+            return False
+        if not self._hand_over(freed, table, None):
+            self._hand_over(cached, account, table)
+            return False
         if own:
-            ends = [*cached, *freed] if cached and freed else cached or freed
-            if len(set(ends)) != own or self.owners(ends).count(table) != own:
-                return False
             self._empty(table)
             table.own = 0
             table.acc += own * t
             self.group_active[table.group] -= own
             self.group_acc[table.group] += own * t
-            if cached:
-                account = table.account
-                for block in cached:
-                    place[block] = account
-                self.change_cached(t, account, len(cached))
-            for block in freed:
-                place[block] = None
-        if cell is not None:
-            self._leave(t, table, node)
-        table.holder.held -= len(owners)
-        if table.size:
-            self.retune(t, table)
+        if account is not None:
+            self.change_cached(t, account, len(cached))
+        for cell in cells:
+            self._leave(t, table, cell.node)
+        table.holder.held -= len(blocks)
+        self.retune(t, table)
         if not table.nodes:
             del self.holding[table]
             self.let_go.append(table)
         return True
+
+    def _hand_over(self, blocks: Sequence[int], was: Owner, to: Owner) -> bool:
+        """Give blocks of one owner to another, all of them or none."""
+        owner = self.owner
+        left = iter(blocks)
+        try:
+            for block in left:
+                if owner[block] is not was:
+                    break
+                owner[block] = to
+            else:
+                return True
+        except TypeError:
+            pass
+        # What is left in the iterator says how far it came.
+        for block in blocks[: len(blocks) - 1 - len(list(left))]:
+            owner[block] = was
+        return False
 
     def _uncount(self, t: int, table: Table, blocks: int, *, unheld: bool) -> None:
         table.holder.held -= blocks
@@ -405,7 +422,7 @@ class BlockAccounts(LeafAccounts):
     def _settle_unheld(
         self,
         t: int,
-        account: Account,
+        dims: Dimensions,
         ended: set[Owner],
         named: set[int],
         *,
@@ -425,6 +442,7 @@ class BlockAccounts(LeafAccounts):
             self._drop_fills(t, cached)
             self._drop_fills(t, freed)
         if cached:
+            account = self.account(dims)
             for block in cached:
                 owner[block] = account
             self.change_cached(t, account, len(cached))

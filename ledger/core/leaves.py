@@ -13,11 +13,13 @@ from ledger.core.slots import SlotAccounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ledger.core.holders import Holder, Owner, Table, Ticks
+    from ledger.core.holders import Holder, Key, Owner, Table, Ticks
 
 
 class LeafAccounts(SlotAccounts):
     """The shared blocks of one pool."""
+
+    computed_by: list[Key | None]
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class LeafAccounts(SlotAccounts):
             self.retune(t, other)
             self._change_pool_slots(t, unfilled - other.size * count, ahead)
         cell = Cell(table.group, node)
+        self._name(cell, mine)
         self.leaves[node] = None
         for block in mine:
             self.owner[block] = cell
@@ -70,9 +73,16 @@ class LeafAccounts(SlotAccounts):
         return count
 
     def _join(
-        self, t: int, table: Table, cell: Cell, count: int, *, blocks: Sequence[int], owners: tuple[Owner, ...]
+        self,
+        t: int,
+        table: Table,
+        cell: Cell,
+        count: int,
+        *,
+        blocks: Sequence[int] = (),
+        owners: tuple[Owner, ...] = (),
     ) -> int:
-        """One more holder of a leaf, or of the named part of it."""
+        """One more holder of a leaf, or (``count`` tells) of the part of it that is named."""
         if cell.group != table.group:
             self.fault("wrong_group")
             return 0
@@ -91,6 +101,28 @@ class LeafAccounts(SlotAccounts):
         self._count(table, count)
         return count
 
+    def _name(self, cell: Cell, blocks: Sequence[int]) -> None:
+        """Note all blocks of a leaf, and who computed them: that stands while anybody holds them."""
+        cell.named = list(blocks)
+        writers = {self.computed_by[block] for block in blocks}
+        cell.writer = writers.pop() if len(writers) == 1 else None
+
+    def whole_leaves(self, blocks: Sequence[int]) -> tuple[list[Cell], int]:
+        """Leaves with whose blocks, all of them and in the order noted, ``blocks`` begin; how many blocks that is."""
+        owner = self.owner
+        cells: list[Cell] = []
+        at = 0
+        while at < len(blocks):
+            cell = owner[blocks[at]]
+            if type(cell) is not Cell or cell in cells:
+                break
+            end = at + cell.node.blocks
+            if cell.named != blocks[at:end]:
+                break
+            cells.append(cell)
+            at = end
+        return cells, at
+
     def _part(self, t: int, cell: Cell, blocks: Sequence[int], size: int) -> Node:
         """The named blocks of a leaf become a leaf of their own."""
         unfilled, ahead = self._written(blocks, size) if self.fills else (0, 0)
@@ -98,6 +130,7 @@ class LeafAccounts(SlotAccounts):
         parted = split(t, cell, len(blocks), unfilled, ahead)
         for block in blocks:
             self.owner[block] = parted
+        self._name(parted, blocks)
         self.leaves[cell.node] = None
         self.leaves[parted.node] = None
         return parted.node

@@ -34,6 +34,9 @@ class SlotAccounts:
         self.unfilled = self.unfilled_acc = self.falls = 0
         """Unfilled slots less the slots of all active blocks, as in the tables."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
+        self.wheels: dict[int, dict[int, dict[Table, None]]] = {}
+        """By block size: a falling table lies at the spot ``due % size``. It stays there when it takes one block more
+        in time, so a tick looks at those of one spot and moves none of them."""
         self.fills: dict[int, int] = {}
         """Filled slots of blocks not yet full whose fill is written down; negative: so far ahead of it."""
 
@@ -45,8 +48,8 @@ class SlotAccounts:
         """Bring a table's slot counts to its frontier, and say when a steady one has to be looked at again."""
         ticks = self.ticks
         steady = table.holder.steady
-        frontier = self._frontier(table)
-        end = table.end
+        frontier = table.holder.frontier + ticks.n if steady else table.holder.frontier
+        end = table.base + len(table.order) * table.size
         low = min(max(frontier, table.tail), end)
         top = min(max(frontier + self.lookahead, table.tail), end)
         unfilled = end - top
@@ -76,15 +79,28 @@ class SlotAccounts:
             self.ahead_acc -= change * t
             self.ahead_falls += step
         if falls or ahead_falls:
-            table.due = due = ticks.n + (unfilled or ahead)
-            if not ticks.n <= table.queued <= due:
-                table.queued = due
-                ticks.due.setdefault(due, []).append(table)
+            due = table.due = ticks.n + (unfilled or ahead)
+            spot = due % table.size
         else:
-            table.due = -1
+            table.due = spot = -1
+        was = table.spot
+        if spot != was:
+            wheel = self.wheels.setdefault(table.size, {})
+            if was >= 0:
+                del wheel[was][table]
+                if not wheel[was]:
+                    del wheel[was]
+            if spot >= 0:
+                wheel.setdefault(spot, {})[table] = None
+            table.spot = spot
 
-    def fall(self, t: int) -> None:
+    def tick(self, t: int) -> None:
         """Fill one slot of every steady table; called before the tick is counted."""
+        n = self.ticks.n
+        for size, wheel in self.wheels.items():
+            # Mostly nobody: whoever was due has taken a block for this very step.
+            for table in [table for table in wheel.get(n % size, ()) if table.due == n]:
+                self.retune(t, table)
         if self.falls:
             self.unfilled -= self.falls
             self.unfilled_acc += self.falls * t
@@ -122,7 +138,7 @@ class SlotAccounts:
         if table.size:
             self.write_down(t, table, table.order)
             table.order = []
-            table.base = table.end = table.tail = 0
+            table.base = table.tail = 0
             table.opens = {}
             self.retune(t, table)
 
@@ -175,7 +191,6 @@ class SlotAccounts:
                 del order[(first - table.base) // size :]
                 while order and order[-1] is None:
                     order.pop()
-                table.end = table.base + len(order) * size
             table.tail = table.end
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
@@ -192,7 +207,6 @@ class SlotAccounts:
                 order[(start - table.base) // size] = None
         while order and order[-1] is None:
             order.pop()
-            table.end -= size
         table.tail = min(table.tail, table.end)
         self.retune(t, table)
 

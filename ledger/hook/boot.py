@@ -11,9 +11,8 @@ import threading
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
-from ledger.core.holders import Key, Table, held_blocks
+from ledger.core.holders import Table, held_blocks
 from ledger.core.records import (
     PERIOD_US,
     UNATTRIBUTED,
@@ -96,7 +95,7 @@ class PoolAccount:
         for account in accounts.touched:
             changed.append((account, account.blocks, account.blocks * t + account.acc))
             account.touched = False
-            if not account.blocks and not account.tables:
+            if not account.blocks:
                 accounts.accounts.pop(account.dims, None)
         accounts.touched = []
         accounts.let_go = []
@@ -132,7 +131,6 @@ class BootAccount:
         self.settler = Settler(emit)
         self.settling = threading.Lock()
         self.cuts: deque[Cut] = deque()
-        self.keys: WeakValueDictionary[tuple[str, str], Key] = WeakValueDictionary()
         self.steps = Steps(self.fault, self.complete)
         self.pools: list[PoolAccount] = []
         self.now = LONG_AGO
@@ -199,11 +197,7 @@ class BootAccount:
     # -- requests ------------------------------------------------------------------------------------
 
     def admit(self, name: str, dims: Dimensions, prompt: int, parent: str | None, arrived: int) -> Request:
-        identity = (dims.tenant, dims.session)
-        key = self.keys.get(identity)
-        if key is None:
-            key = self.keys[identity] = Key(*identity)
-        request = Request(name, dims, key, prompt=prompt, arrived_t=arrived, parent=parent)
+        request = Request(name, dims, prompt=prompt, arrived_t=arrived, parent=parent)
         self.steps.requests[name] = request
         self.admissions.append(request)
         self.steps.log.length_in.append((request.label, prompt))
@@ -224,9 +218,7 @@ class BootAccount:
         self.completed.append(request)
         for pool in self.pools:
             for tables in pool.tables:
-                table = tables.pop(request.id, None)
-                if table is not None:
-                    pool.accounts.forget(table)
+                tables.pop(request.id, None)
 
     # -- pools and periods ---------------------------------------------------------------------------
 

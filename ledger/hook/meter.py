@@ -11,7 +11,6 @@ Times are the engine's monotonic microseconds and never fall.
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ledger.core.blocks import BlockAccounts
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ledger.core.holders import Table
+    from ledger.core.sharing import Cell
 
 NOTHING: Mapping[str, int] = {}
 
@@ -114,16 +114,14 @@ class PoolMeter:
                 block = new[0]
                 if 0 < block < self._last and self._owner[block] is None:
                     self._owner[block] = table
-                    self._computed_by[block] = table.holder.key  # type: ignore[attr-defined]
+                    self._computed_by[block] = table.holder.key
                     table.own += 1
                     table.acc -= t_us
                     self._active[group] += 1
                     self._active_acc[group] -= t_us
                     table.holder.held += 1
                     table.order.append(block)
-                    size = table.size
-                    table.end += size
-                    table.due += size
+                    table.due += table.size
                     return
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
@@ -131,7 +129,7 @@ class PoolMeter:
             elif not table.order and table.size:
                 self._align(holder, table, 0)
             if new:
-                self._pool.accounts.take_new(t_us, table, holder.key, new)
+                self._pool.accounts.take_new(t_us, table, new)
             if not holder.steady and holder.held:
                 boot.steps.partial[request] = holder
         except Exception:
@@ -145,7 +143,7 @@ class PoolMeter:
             request = boot.adopt(t, name)
         elif request.ended_t is not None:
             boot.fault("ended_request")
-        table = self._pool.accounts.table(request, group, request.dims)
+        table = self._pool.accounts.table(request, group)
         self._pool.tables[group][name] = table
         return table
 
@@ -156,7 +154,7 @@ class PoolMeter:
         frontier = holder.frontier + (self._boot.steps.ticks.n if holder.steady else 0)
         size = table.size
         end = max(full * size, -(-frontier // size) * size) if full else frontier // size * size
-        table.base = table.end = table.tail = end - full * size
+        table.base = table.tail = end - full * size
 
     def _take_content(
         self,
@@ -170,21 +168,15 @@ class PoolMeter:
     ) -> None:
         steps = self._boot.steps
         accounts = self._pool.accounts
-        owners = accounts.owners(hit) if hit else ()
+        cells, known = accounts.whole_leaves(hit)
+        owners = () if known == len(hit) else accounts.owners(hit)
         if loaded:
             accounts.owners(loaded)
         if holder.steady:
             steps.rouse(t, holder)
         if self._pool.leads and not table.group and holder.ended_t is None:
             size = table.size or 1
-            by = accounts.computed_by
-            runs: list[tuple[int, int]] = []
-            writers = [by[block] for block in hit] if len(hit) < 2 else itemgetter(*hit)(by)
-            own = writers.count(holder.key)
-            if own in (0, len(hit)):
-                runs.append((OWN if own else OTHERS, len(hit) * size))
-            else:
-                runs.extend((OWN if writer is holder.key else OTHERS, size) for writer in writers)
+            runs = self._classes(holder, hit, () if owners else cells, size)
             runs.append((TRANSFERRED, len(loaded) * size))
             tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
             cover(holder, steps.counts(holder), tokens, runs)
@@ -193,10 +185,21 @@ class PoolMeter:
                     other.pool.moved(t, other)
         if not table.order and table.size:
             self._align(holder, table, len(hit) + len(loaded))
-        if hit:
+        if owners:
             accounts.take_hit(t, table, hit, owners)
+        elif hit:
+            accounts.take_leaves(t, table, hit, cells)
         if loaded:
             accounts.take_full(t, table, loaded)
+
+    def _classes(self, holder: Request, hit: Sequence[int], cells: Sequence[Cell], size: int) -> list[tuple[int, int]]:
+        """Whose work is hit, in runs of positions; ``cells``: the leaves that ``hit`` consists of, if it does."""
+        key = holder.key
+        writers = [cell.writer for cell in cells]
+        if writers and None not in writers:
+            return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
+        by = self._computed_by
+        return [(OWN if by[block] == key else OTHERS, size) for block in hit]
 
     def release(
         self, t_us: int, request: str, blocks: Sequence[int], *, cached: Sequence[int] = (), freed: Sequence[int] = ()

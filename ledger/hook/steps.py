@@ -154,7 +154,6 @@ class Steps:
 
     def schedule(self, t: int, tokens: Mapping[str, int], total: int) -> None:
         """A step begins: whose tokens it computes."""
-        steady = self.steady
         apart, strays, total = self._exceptions(t, tokens, total)
         if len(self.flight) >= STEPS_IN_FLIGHT_MAX:
             self.fault("steps_in_flight")
@@ -163,11 +162,9 @@ class Steps:
         self.serial += 1
         self.flight.append(step)
         ticks = self.ticks
-        self._look_at_full(t)
-        if steady:
+        if self.steady:
             for pool in self.pools:
-                if pool.falls or pool.ahead_falls:
-                    pool.fall(t)
+                pool.tick(t)
         ticks.n += 1
         ticks.acc -= t
         for request, count in apart:
@@ -195,27 +192,6 @@ class Steps:
                     self.fault("total_differs")
                     total = actual
         return apart, strays, total
-
-    def _look_at_full(self, t: int) -> None:
-        """Tables whose tail was to be full by now; most have got a block since, and are looked at later."""
-        ticks = self.ticks
-        n = ticks.n
-        due = ticks.due
-        for table in due.pop(n, ()):
-            if table.queued != n:
-                continue
-            later = table.due
-            if later > n:
-                table.queued = later
-                waiting = due.get(later)
-                if waiting is None:
-                    due[later] = [table]
-                else:
-                    waiting.append(table)
-            else:
-                table.queued = -1
-                if later == n:
-                    table.pool.retune(t, table)
 
     def _all_steady(self, tokens: Mapping[str, int], apart: int) -> bool:
         """Whether every steady request is scheduled, given that there is room for just these beside ``apart`` others.
