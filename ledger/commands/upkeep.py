@@ -65,7 +65,7 @@ def quarantine_list(args: Namespace) -> int:
     columns = (
         Column(key="id", title="id", shape=Shape.TEXT),
         Column(key="received_us", title="received", shape=Shape.TIME, spare=2),
-        Column(key="engine", title="engine"),
+        Column(key="engine", title="engine", name=True),
         Column(key="boot_id"),
         Column(key="seq", title="seq", shape=Shape.COUNT),
         Column(key="reason", title="reason"),
@@ -100,5 +100,5 @@ def quarantine_retry(args: Namespace) -> int:
             refused += outcome.refusal is not None
             why = f": {outcome.refusal.reason}: {outcome.refusal.detail}" if outcome.refusal else ""
             print(f"{number} {outcome.status}{why}")
-    print(f"{len(numbers) - refused} taken, {refused} stay refused" if numbers else "nothing was refused")
+    print(f"{len(numbers) - refused} taken, {refused} still refused" if numbers else "nothing was refused")
     return FOUND if refused else OK
