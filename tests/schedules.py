@@ -123,7 +123,12 @@ class Driver:
         getattr(self.oracle, what)(self.t, *args, **more)
 
     def pool_both(self, pool: dict, what: str, *args, **more) -> None:
-        getattr(pool["meter"], what)(self.t, *args, **more)
+        new = more.get("new")
+        if what == "acquire" and list(more) == ["new"] and self.random.random() < 0.5:
+            name, group = args
+            pool["meter"].grow(self.t, group, [name] * len(new), new)
+        else:
+            getattr(pool["meter"], what)(self.t, *args, **more)
         getattr(pool["oracle"], what)(self.t, *args, **more)
 
     # Events.

@@ -21,7 +21,7 @@ from ledger.core.leaves import LeafAccounts
 from ledger.core.sharing import Cell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ledger.core.records import Dimensions, Group
 
@@ -202,11 +202,13 @@ class BlockAccounts(LeafAccounts):
         return True
 
     def _add_own(self, t: int, table: Table, blocks: int) -> None:
+        since = blocks * t
         table.own += blocks
-        table.acc -= blocks * t
+        table.acc -= since
         self.group_active[table.group] += blocks
-        self.group_acc[table.group] -= blocks * t
-        self._count(table, blocks)
+        self.group_acc[table.group] -= since
+        self.holding[table] = None
+        table.holder.held += blocks
 
     def _fits(self, blocks: int) -> bool:
         """Whether so many free blocks can be left: ids 0 and N together would be one block too many."""
@@ -255,6 +257,40 @@ class BlockAccounts(LeafAccounts):
         for account, count in evicted.items():
             self.change_cached(t, account, -count)
         return fit
+
+    def take_next(
+        self, t: int, group: int, tables: Mapping[str, Table], names: Sequence[str], blocks: Sequence[int]
+    ) -> list[int]:
+        """Many requests take one new block each; returns the places of those for whom it is not that simple.
+
+        An empty block at the end of a falling table changes none of its slot counts (see ``Table.unfilled``), only
+        when it is full; and the table stays where it is on the wheel.
+        """
+        owner, by, last = self.owner, self.computed_by, self.blocks
+        size = self.sizes[group]
+        odd = []
+        taken = 0
+        try:
+            for i, name in enumerate(names):
+                block = blocks[i]
+                table = tables.get(name)
+                if table is not None and table.falls and 0 < block < last and owner[block] is None:
+                    owner[block] = table
+                    holder = table.holder
+                    by[block] = holder.key
+                    holder.held += 1
+                    table.own += 1
+                    table.acc -= t
+                    table.order.append(block)
+                    table.due += size
+                    taken += 1
+                else:
+                    odd.append(i)
+        finally:
+            # Whatever else the caller named: the account stays consistent.
+            self.group_active[group] += taken
+            self.group_acc[group] -= taken * t
+        return odd
 
     # -- letting go ----------------------------------------------------------------------------------
 
@@ -350,7 +386,7 @@ class BlockAccounts(LeafAccounts):
                     return table
         return None
 
-    def _release_all(
+    def _release_all(  # noqa: C901  # one reason after the other for not being the frequent case
         self, t: int, table: Table, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
     ) -> bool:
         """Try the frequent case: a request lets go of its whole table, own blocks and leaves that others hold on to.
@@ -365,25 +401,25 @@ class BlockAccounts(LeafAccounts):
         rest = order[shared:]
         ends = [*cached, *freed] if cached and freed else cached or freed
         own = table.own
-        if (
-            not len(rest) == len(ends) == own
-            or (ends not in (rest, rest[::-1]) and set(ends) != set(rest))
-            or any(cell.node.holders < 2 or not self._holds(table, cell.node) for cell in cells)
-        ):
+        if not len(rest) == len(ends) == own or (ends not in (rest, rest[::-1]) and set(ends) != set(rest)):
             return False
+        for cell in cells:
+            if cell.node.holders < 2 or not self._holds(table, cell.node):
+                return False
         # As many as there are own ones, and only own ones are handed over: so they are just these.
         account = self.account(table.holder.dims) if cached else None
-        if not self._hand_over(cached, table, account):
+        if cached and not self._hand_over(cached, table, account):
             return False
-        if not self._hand_over(freed, table, None):
+        if freed and not self._hand_over(freed, table, None):
             self._hand_over(cached, account, table)
             return False
         if own:
             self._empty(table)
+            until = own * t
             table.own = 0
-            table.acc += own * t
+            table.acc += until
             self.group_active[table.group] -= own
-            self.group_acc[table.group] += own * t
+            self.group_acc[table.group] += until
         if account is not None:
             self.change_cached(t, account, len(cached))
         for cell in cells:

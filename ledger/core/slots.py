@@ -46,53 +46,81 @@ class SlotAccounts:
 
     def retune(self, t: int, table: Table) -> None:
         """Bring a table's slot counts to its frontier, and say when a steady one has to be looked at again."""
-        ticks = self.ticks
-        steady = table.holder.steady
-        frontier = table.holder.frontier + ticks.n if steady else table.holder.frontier
+        n = self.ticks.n
+        holder = table.holder
+        steady = holder.steady
         end = table.base + len(table.order) * table.size
-        low = min(max(frontier, table.tail), end)
-        top = min(max(frontier + self.lookahead, table.tail), end)
+        low = holder.frontier + n if steady else holder.frontier
+        top = low + self.lookahead
+        # min(max(frontier, tail), end), written out: as calls these would be half of the function's cost.
+        tail = table.tail
+        low = max(tail, low)
+        low = min(end, low)
+        top = max(tail, top)
+        top = min(end, top)
         unfilled = end - top
         ahead = top - low
         falls = 1 if steady and unfilled else 0
         ahead_falls = 1 if steady and ahead and not unfilled else 0
         step = falls - table.falls
-        new = unfilled + table.marked_unfilled - table.own * table.size + (ticks.n if falls else 0)
+        new = unfilled + table.marked_unfilled - table.own * table.size + (n if falls else 0)
         change = new - table.unfilled
         if change or step:
             table.unfilled = new
-            table.unfilled_acc += step * (ticks.n * t + ticks.acc) - change * t
+            table.unfilled_acc += step * (n * t + self.ticks.acc) - change * t
             table.falls = falls
-            change -= step * ticks.n
+            change -= step * n
             self.unfilled += change
             self.unfilled_acc -= change * t
             self.falls += step
-        step = ahead_falls - table.ahead_falls
-        new = ahead + table.marked_ahead + (ticks.n if ahead_falls else 0)
+        if self.lookahead:
+            self._retune_ahead(t, table, ahead, ahead_falls)
+        if falls or ahead_falls:
+            due = table.due = n + (unfilled or ahead)
+            spot = due % table.size
+        else:
+            table.due = spot = -1
+        if spot != table.spot:
+            self._place(table, spot)
+
+    def _place(self, table: Table, spot: int) -> None:
+        """Move a table on the wheel, or (-1) off it."""
+        wheel = self.wheels.setdefault(table.size, {})
+        was = table.spot
+        if was >= 0:
+            del wheel[was][table]
+            if not wheel[was]:
+                del wheel[was]
+        if spot >= 0:
+            wheel.setdefault(spot, {})[table] = None
+        table.spot = spot
+
+    def stand_still(self, t: int, table: Table) -> None:
+        """The holder is steady no more, with its frontier where it was: what :meth:`retune` would find, at a third."""
+        if self.lookahead:
+            self.retune(t, table)
+        elif table.falls:
+            table.unfilled -= self.ticks.n
+            table.unfilled_acc -= self.ticks.acc
+            table.falls = 0
+            self.falls -= 1
+            table.due = -1
+            self._place(table, -1)
+
+    def _retune_ahead(self, t: int, table: Table, ahead: int, falls: int) -> None:
+        """The look-ahead part of :meth:`retune`."""
+        ticks = self.ticks
+        step = falls - table.ahead_falls
+        new = ahead + table.marked_ahead + (ticks.n if falls else 0)
         change = new - table.ahead
         if change or step:
             table.ahead = new
             table.ahead_acc += step * (ticks.n * t + ticks.acc) - change * t
-            table.ahead_falls = ahead_falls
+            table.ahead_falls = falls
             change -= step * ticks.n
             self.ahead += change
             self.ahead_acc -= change * t
             self.ahead_falls += step
-        if falls or ahead_falls:
-            due = table.due = ticks.n + (unfilled or ahead)
-            spot = due % table.size
-        else:
-            table.due = spot = -1
-        was = table.spot
-        if spot != was:
-            wheel = self.wheels.setdefault(table.size, {})
-            if was >= 0:
-                del wheel[was][table]
-                if not wheel[was]:
-                    del wheel[was]
-            if spot >= 0:
-                wheel.setdefault(spot, {})[table] = None
-            table.spot = spot
 
     def tick(self, t: int) -> None:
         """Fill one slot of every steady table; called before the tick is counted."""

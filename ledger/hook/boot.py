@@ -19,13 +19,14 @@ from ledger.core.records import (
     Batch,
     Boot,
     Dimensions,
+    Outcome,
     PoolClose,
     PoolOpen,
     Source,
 )
 from ledger.hook.histograms import Log
 from ledger.hook.periods import Cut, PoolCut, Settler, no_rest
-from ledger.hook.requests import Request
+from ledger.hook.requests import UNPROCESSED, Request
 from ledger.hook.steps import LONG_AGO, Steps
 
 if TYPE_CHECKING:
@@ -208,6 +209,27 @@ class BootAccount:
         request = self.admit(name, Dimensions(tenant=UNATTRIBUTED), 0, None, t)
         request.adopted = True
         return request
+
+    def finish(self, t: int, found: Request, outcome: Outcome, finish_reason: str) -> None:
+        """The request ended; it is complete once it holds nothing, and no step in flight computes for it."""
+        steps = self.steps
+        if found.steady:
+            steps.rouse(t, found)
+        missed = found.prompt - found.high
+        if missed > 0:
+            steps.counts(found)[UNPROCESSED] += missed
+        steps.touched[found] = None
+        found.ended_t = t
+        found.outcome = outcome
+        found.finish_reason = finish_reason
+        if steps.flight:
+            found.waits = sum([1 for step in steps.flight if found in step.entries])
+        log = steps.log
+        log.length_out.append((found.label, max(found.output, 0)))
+        if outcome is Outcome.FINISHED:
+            log.end_to_end.append((found.label, t - found.arrived_t))
+        if not found.held and not found.waits:
+            self.complete(found)
 
     def complete(self, request: Request) -> None:
         """Ended, holding nothing, and with no step in flight: its record goes out with this period."""

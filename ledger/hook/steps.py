@@ -142,7 +142,7 @@ class Steps:
             request.last_token_t = self.last_end_t
         for table in request.tables:
             if table.size:
-                table.pool.retune(t, table)
+                table.pool.stand_still(t, table)
         del self.steady[request.id]
         self.names.remove(request.id)
         if request.held:
