@@ -124,7 +124,8 @@ class Driver:
 
     def pool_both(self, pool: dict, what: str, *args, **more) -> None:
         new = more.get("new")
-        if what == "acquire" and list(more) == ["new"] and self.random.random() < 0.5:
+        only_new = what == "acquire" and not (more.get("hit") or more.get("loaded") or "covered_tokens" in more)
+        if only_new and self.random.random() < 0.5:
             name, group = args
             pool["meter"].grow(self.t, group, [name] * len(new), new)
         else:

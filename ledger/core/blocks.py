@@ -414,18 +414,18 @@ class BlockAccounts(LeafAccounts):
             self._hand_over(cached, account, table)
             return False
         if own:
-            self._empty(table)
             until = own * t
             table.own = 0
             table.acc += until
             self.group_active[table.group] -= own
             self.group_acc[table.group] += until
+            self._empty(table)
+            self._nothing_to_fill(t, table)
         if account is not None:
             self.change_cached(t, account, len(cached))
         for cell in cells:
             self._leave(t, table, cell.node)
         table.holder.held -= len(blocks)
-        self.retune(t, table)
         if not table.nodes:
             del self.holding[table]
             self.let_go.append(table)

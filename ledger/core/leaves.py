@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from ledger.core.sharing import Cell, Node, final, split
 from ledger.core.slots import SlotAccounts
 
+NONE: frozenset[Node] = frozenset()
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -93,12 +95,14 @@ class LeafAccounts(SlotAccounts):
         if count < node.blocks:
             node = self._part(t, cell, [b for b, was in zip(blocks, owners, strict=True) if was is cell], table.size)
         node.change_holders(t, 1)
-        charged = node.values(t)
-        table.shared -= charged[0]
-        table.shared_unfilled -= charged[1]
-        table.shared_ahead -= charged[2]
+        table.shared -= node.rate * t + node.acc
+        if node.slotted:
+            _, unfilled, ahead = node.values(t)
+            table.shared_unfilled -= unfilled
+            table.shared_ahead -= ahead
         table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
-        self._count(table, count)
+        self.holding[table] = None
+        table.holder.held += count
         return count
 
     def _name(self, cell: Cell, blocks: Sequence[int]) -> None:
@@ -139,11 +143,12 @@ class LeafAccounts(SlotAccounts):
         """The table gives up a leaf: its pointer above is brought down to it first."""
         if node not in table.nodes:
             self._bring_down(table, node)
-        charged = node.values(t)
-        table.shared += charged[0]
-        table.shared_unfilled += charged[1]
-        table.shared_ahead += charged[2]
-        table.nodes -= {node}
+        table.shared += node.rate * t + node.acc
+        if node.slotted:
+            _, unfilled, ahead = node.values(t)
+            table.shared_unfilled += unfilled
+            table.shared_ahead += ahead
+        table.nodes = table.nodes - {node} if len(table.nodes) > 1 else NONE
         if node.holders == 1 and table.size:
             self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
         node.change_holders(t, -1)

@@ -95,6 +95,18 @@ class SlotAccounts:
             wheel.setdefault(spot, {})[table] = None
         table.spot = spot
 
+    def _nothing_to_fill(self, t: int, table: Table) -> None:
+        """The table ends at its tail and has no own blocks: what :meth:`retune` would find, at a third."""
+        if table.falls or self.lookahead or table.marked_unfilled:
+            self.retune(t, table)
+        else:
+            gone = table.unfilled
+            until = gone * t
+            table.unfilled = 0
+            table.unfilled_acc += until
+            self.unfilled -= gone
+            self.unfilled_acc += until
+
     def stand_still(self, t: int, table: Table) -> None:
         """The holder is steady no more, with its frontier where it was: what :meth:`retune` would find, at a third."""
         if self.lookahead:
