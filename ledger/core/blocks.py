@@ -13,23 +13,20 @@ Idea: docs/hook.md tells the reasons; the engine's words (block, group, block ta
 from __future__ import annotations
 
 from collections import Counter
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from ledger.core.cached import CachedAccounts
 from ledger.core.holders import Account, Holder, Key, Owner, Table, Ticks, tally
-from ledger.core.leaves import LeafAccounts
 from ledger.core.sharing import Cell
+from ledger.limits import GUARD_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ledger.core.records import Dimensions, Group
 
-GUARDS = 64
-"""Entries behind the owner list for ids below nought: -1 and its like; a wilder id is beyond the list anyhow."""
 
-
-class BlockAccounts(LeafAccounts):
+class BlockAccounts(CachedAccounts):
     """All blocks of one pool. The times of successive calls must not fall; the caller sees to it."""
 
     def __init__(
@@ -51,15 +48,11 @@ class BlockAccounts(LeafAccounts):
         # Negative ids end on the guard, which is nobody's table in no group.
         guard = Table(self, Holder(), -1, 0)
         self.owner: list[Owner] = [None] * (blocks + 1)
-        self.owner.extend([guard] * GUARDS)
-        self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARDS)
-        self.cached = self.cached_acc = 0
+        self.owner.extend([guard] * GUARD_IDS)
+        self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARD_IDS)
         self.group_active = [0] * len(groups)
         self.group_acc = [0] * len(groups)
         self.let_go: list[Table] = []
-        self.accounts: dict[Dimensions, Account] = {}
-        self.touched: list[Account] = []
-        self.period_start = 0
 
     @property
     def active(self) -> int:
@@ -71,12 +64,6 @@ class BlockAccounts(LeafAccounts):
         """Slots of held blocks that are neither filled nor look-ahead."""
         return self.unfilled + sum(n * size for n, size in zip(self.group_active, self.sizes, strict=True))
 
-    # -- accounts and tables -------------------------------------------------------------------------
-
-    def account(self, dims: Dimensions) -> Account:
-        """A session's account; a new one is kept as soon as it changes."""
-        return self.accounts.get(dims) or Account(dims)
-
     def table(self, holder: Holder, group: int) -> Table:
         """A new table of a request that has none in this group."""
         if group < 0:
@@ -84,30 +71,6 @@ class BlockAccounts(LeafAccounts):
         table = Table(self, holder, group, self.sizes[group])
         holder.tables.append(table)
         return table
-
-    def change_cached(self, t: int, account: Account, by: int) -> None:
-        if not account.touched:
-            account.touched = True
-            self.touched.append(account)
-            self.accounts[account.dims] = account
-            account.acc = -account.blocks * self.period_start
-        account.blocks += by
-        account.acc -= by * t
-        self.cached += by
-        self.cached_acc -= by * t
-
-    def put_cached(self, t: int, account: Account, blocks: Sequence[int]) -> None:
-        """Content that was there before anybody was watching."""
-        for block in blocks:
-            self.owner[block] = account
-        self.change_cached(t, account, len(blocks))
-
-    def owners(self, blocks: Sequence[int]) -> tuple[Owner, ...]:
-        """Owners of blocks, in order; raises on ids that are no blocks of the pool."""
-        if len(blocks) == 1:
-            return (self.owner[blocks[0]],)
-        owners: tuple[Owner, ...] = itemgetter(*blocks)(self.owner)
-        return owners
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -493,26 +456,3 @@ class BlockAccounts(LeafAccounts):
             and named.issuperset(blocks)
             and sum(map(self.owners(blocks).count, ended)) == len(blocks)
         )
-
-    def evict(self, t: int, blocks: Sequence[int]) -> None:
-        """Cached blocks become free."""
-        owner = self.owner
-        owners = self.owners(blocks)
-        if len(blocks) == 1:
-            only = owners[0]
-            if type(only) is Account:
-                owner[blocks[0]] = None
-                self.change_cached(t, only, -1)
-                return
-        if len(set(blocks)) != len(blocks):
-            self.fault("block_twice")
-            blocks = list(dict.fromkeys(blocks))
-            owners = self.owners(blocks)
-        for kind, count in tally(owners).items():
-            if type(kind) is Account:
-                self.change_cached(t, kind, -count)
-            else:
-                self.fault("evict_not_cached")
-        for block, was in zip(blocks, owners, strict=True):
-            if type(was) is Account:
-                owner[block] = None

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 
 from ledger.core.holders import Holder, Owner, Table, Ticks
 from ledger.core.sharing import Cell
+from ledger.limits import STEPS_IN_FLIGHT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-LOOSE_WHILE_STEADY_MAX = 64
-"""Steps in flight, each with one token; the hook has no more at a time."""
 
 
 class SlotAccounts:
@@ -194,8 +192,8 @@ class SlotAccounts:
         order = table.order
         named = blocks if isinstance(blocks, set) else set(blocks)
         if holder.steady:
-            # What is loose is known only when it is not steady any more, and not more than this.
-            first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)
+            # What is loose is known only when it is not steady any more, and not more than one token a step in flight.
+            first = max(self._frontier(table) - STEPS_IN_FLIGHT_MAX, table.tail)
             if first >= table.end or named.isdisjoint(order[(first - table.base) // size :]):
                 return
             self.unsteady(t, holder)

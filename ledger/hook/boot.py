@@ -28,6 +28,7 @@ from ledger.hook.histograms import Log
 from ledger.hook.periods import Cut, PoolCut, Settler, no_rest
 from ledger.hook.requests import UNPROCESSED, Request
 from ledger.hook.steps import LONG_AGO, Steps
+from ledger.limits import CUTS_WAITING_MAX, PERIODS_AT_ONCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from ledger.core.blocks import BlockAccounts
 
 HOUR_US = 3_600_000_000
-
-PERIODS_AT_ONCE_MAX = 7 * 24 * 240
-"""A week in one go: a longer leap of the clock is a fault, or a wrong time would keep the engine busy for ever."""
-
-CUTS_WAITING_MAX = 240
-"""An hour of unsettled periods; beyond it the engine's thread settles, or memory would grow without bound."""
 
 NEVER = 1 << 62
 

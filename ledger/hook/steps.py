@@ -18,14 +18,12 @@ from ledger.core.holders import Holder, Ticks
 from ledger.core.sharing import SHIFT
 from ledger.hook.histograms import Log
 from ledger.hook.requests import COUNTS, Request, accept, compute
+from ledger.limits import STEPS_IN_FLIGHT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ledger.core.blocks import BlockAccounts
-
-STEPS_IN_FLIGHT_MAX = 64
-"""Engines have one or two (pipeline parallel: one for each stage); more means that ends are not reported."""
 
 LONG_AGO = -(1 << 62)
 """Before every time of any clock."""
