@@ -14,7 +14,7 @@ from ledger.config import scaled
 from ledger.core.money import parse_nanos
 from ledger.core.periods import Month, on_grid, parse_month, parse_time, parse_zone
 from ledger.errors import Refusal, UsageError
-from ledger.limits import PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX
+from ledger.limits import INT_MAX, PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -411,11 +411,11 @@ def _upkeep(commands: Commands) -> None:
     made = quarantine.add(
         "show", "upkeep:quarantine_show", "One refused batch, as it came.", "kvledger quarantine show 3"
     )
-    made.add_argument("id", metavar="ID", type=count(1, 2**63 - 1))
+    made.add_argument("id", metavar="ID", type=count(1, INT_MAX))
     made = quarantine.add(
         "retry",
         "upkeep:quarantine_retry",
         "Try a refused batch again (all of them without an ID); exit 1 if any stays refused.",
         "kvledger quarantine retry 3",
     )
-    made.add_argument("id", metavar="ID", type=count(1, 2**63 - 1), nargs="?")
+    made.add_argument("id", metavar="ID", type=count(1, INT_MAX), nargs="?")
