@@ -59,11 +59,6 @@ class BlockAccounts(CachedAccounts):
         """Blocks that somebody holds."""
         return sum(self.group_active)
 
-    @property
-    def unfilled_slots(self) -> int:
-        """Slots of held blocks that are neither filled nor look-ahead."""
-        return self.unfilled + sum(n * size for n, size in zip(self.group_active, self.sizes, strict=True))
-
     def table(self, holder: Holder, group: int) -> Table:
         """A new table of a request that has none in this group."""
         if group < 0:
