@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from ledger import ingest
 from ledger.cli import FOUND, OK, settings_of
-from ledger.commands.opening import Ledger, connected, file_of, make_folder, now_us, opened
+from ledger.commands.opening import Ledger, connected, make_folder, now_us, opened
 from ledger.errors import UsageError
 from ledger.reports.render import Column, Shape, Sheet, show
 from ledger.store import migrate, quarantine
+from ledger.store.database import file_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
