@@ -100,21 +100,22 @@ class Load:
         blocks.reverse()
         return Departure(name, blocks, own)
 
-    def grow(self) -> list[tuple[str, list[int]]]:
-        """Who needs a next block for this step."""
-        needs = []
+    def grow(self) -> tuple[list[str], list[int]]:
+        """Who needs a next block for this step, and which it gets."""
+        growing, blocks = [], []
         for name, count in self.tokens.items():
             end = self.frontier[name] = self.frontier[name] + count
             if end > len(self.tables[name]) * BLOCK:
-                block = [self.free.popleft()]
-                self.tables[name].extend(block)
-                needs.append((name, block))
-        return needs
+                block = self.free.popleft()
+                self.tables[name].append(block)
+                growing.append(name)
+                blocks.append(block)
+        return growing, blocks
 
     def step(self, turnover: int = 0) -> int:
         """One step of the engine; returns the nanoseconds of the meter's calls, all of them made in one go."""
         changes = [(self.depart(), self.arrive()) for _ in range(turnover)]
-        needs = self.grow()
+        growing, blocks = self.grow()
         total = sum(self.tokens.values())
         meter, pool, t, tokens = self.meter, self.pool, self.t, self.tokens
         started = clock()
@@ -123,8 +124,8 @@ class Load:
             pool.release(t, gone.name, gone.blocks, freed=gone.own)
             meter.request(t, came.name, came.dims, prompt_tokens=came.prompt)
             pool.acquire(t, came.name, 0, hit=came.hit, new=came.new)
-        for name, block in needs:
-            pool.acquire(t, name, 0, new=block)
+        if growing:
+            pool.grow(t, 0, growing, blocks)
         meter.scheduled(t, tokens, total)
         meter.stepped(t + STEP_US)
         spent = clock() - started

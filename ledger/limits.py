@@ -80,6 +80,36 @@ PRIORITY_ABS_MAX = 2**31
 PPM_MAX = 1_000_000
 """A share in millionths: the whole."""
 
+# --- the meter, beside an engine ------------------------------------------------------------------------
+
+STEPS_IN_FLIGHT_MAX = 64
+"""Steps scheduled that have not ended. Engines have one or two (pipeline parallel: one for each stage); more means that
+ends are not reported."""
+
+CUTS_WAITING_MAX = 240
+"""An hour of unsettled periods; beyond it the engine's thread settles, or memory would grow without bound."""
+
+PERIODS_AT_ONCE_MAX = 7 * 24 * 240
+"""A week in one go: a longer leap of the clock is a fault, or a wrong time would keep the engine busy for ever."""
+
+SLICE_ROWS = 16
+"""Rows settled between two rests: more at a time would be felt by the engine's thread."""
+
+LIGHT_ROWS = 64
+"""The same where a row is a microsecond or two."""
+
+SORT_ROWS = 128
+"""Rows sorted between two rests, about 0.1 ms."""
+
+PERIOD_STEPS_MAX = 1 << 18
+"""Steps of a period that are written down: at 15 s a step would take 57 µs, and no engine is that fast."""
+
+PERIOD_LABELS_MAX = 64
+"""Scenario and priority pairs in a period: they come from headers, and a header may say anything."""
+
+GUARD_IDS = 64
+"""Entries behind the owner list for block ids below nought: -1 and its like; a wilder id is beyond the list anyhow."""
+
 # --- receipt ---------------------------------------------------------------------------------------------
 
 AHEAD_US_MAX = 300_000_000

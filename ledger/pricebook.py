@@ -21,14 +21,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from ledger.core.allocation import AssetTerms, PriceSpan, ShareSpan
+from ledger.core.money import apportion
+from ledger.core.pricing import WHOLE_PPM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SIGHT_GAP_US = 900_000_000
 """Sights at most 15 minutes apart are one stay; a crashed engine is expected back for as long."""
-
-WHOLE_PPM = 1_000_000
 
 
 class AssetKind(StrEnum):
@@ -321,17 +321,7 @@ def _shares_at(claims: Sequence[_Claim], at_us: int) -> list[tuple[str, int]]:
     total = sum(stated.values())
     if total > WHOLE_PPM:
         # Only facts can bring this about (an explicit sum above the whole is refused): everybody is cut alike.
-        stated = _scaled(stated)
-        total = sum(stated.values())
-    rest = WHOLE_PPM - total
-    each, extra = divmod(rest, len(seers)) if seers else (0, 0)
-    equal = {engine: each + (index < extra) for index, engine in enumerate(seers)}
-    return sorted((engine, share) for engine, share in (stated | equal).items() if share)
-
-
-def _scaled(stated: dict[str, int]) -> dict[str, int]:
-    total = sum(stated.values())
-    floors = {engine: share * WHOLE_PPM // total for engine, share in stated.items()}
-    rest = WHOLE_PPM - sum(floors.values())
-    largest = sorted(stated, key=lambda e: (-(stated[e] * WHOLE_PPM % total), e))[:rest]
-    return {engine: floor + (engine in largest) for engine, floor in floors.items()}
+        stated = dict(zip(stated, apportion(WHOLE_PPM, list(stated.values()), list(stated)), strict=True))
+        total = WHOLE_PPM
+    equal = apportion(WHOLE_PPM - total, [1] * len(seers), seers) if seers else []
+    return sorted((engine, share) for engine, share in (*stated.items(), *zip(seers, equal, strict=True)) if share)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from typing import TYPE_CHECKING, Any
 
 import ledger
@@ -27,6 +28,7 @@ from ledger.reference.workload import mixed_day
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection as Pipe
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
     from ledger.core.records import Batch
@@ -43,6 +45,9 @@ LABEL_CHARS = 40
 
 TOLD_NS = 100_000_000
 """Between two looks at the progress: as often as an eye sees."""
+
+UNGUARDED = 87
+"""Exit status of a child that found the replay outside ``if __name__ == "__main__"`` when it imported the script."""
 
 PARCEL_US = 60_000_000
 """Batches of one simulated minute are delivered together: one transaction for them, and the same ones every time."""
@@ -92,6 +97,7 @@ class Told:
 
 def prepare(plan: Plan) -> Prepared:
     """Read the whole trace once: what is wrong with it is said before anything is written."""
+    _leave_unguarded()
     sha = hashlib.sha256(f"{ledger.__version__}/{wire.VERSION}".encode())
     if plan.trace is None:
         source = mixed_day(plan.seed)
@@ -122,13 +128,14 @@ def producing(prepared: Prepared, events: Path | None) -> Iterator[Iterator[Sent
 
     Raises LedgerError for what went wrong over there, in the place where the next message was waited for.
     """
+    _leave_unguarded()
     context = get_context("spawn")  # forking would copy open database connections and the progress bar's thread
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_produce, args=(prepared, events, sender), daemon=True)
     child.start()
     sender.close()  # or the end of the child would not be the end of the pipe
     try:
-        yield _messages(receiver)
+        yield _messages(receiver, child)
     finally:
         receiver.close()
         child.terminate()
@@ -137,11 +144,27 @@ def producing(prepared: Prepared, events: Path | None) -> Iterator[Iterator[Sent
             _part(events).unlink(missing_ok=True)
 
 
-def _messages(receiver: Pipe) -> Iterator[Sent | Told | ReplaySummary]:
+def _leave_unguarded() -> None:
+    """End this process if it is a child that is still importing its parent's script, which replays at once.
+
+    The parent says so, and why: see :func:`_messages`.
+    """
+    # multiprocessing looks at the same attribute before it starts a process.
+    if getattr(current_process(), "_inheriting", False):
+        sys.exit(UNGUARDED)
+
+
+def _messages(receiver: Pipe, child: BaseProcess) -> Iterator[Sent | Told | ReplaySummary]:
     while True:
         try:
             message: Any = receiver.recv()
         except EOFError:
+            child.join()
+            if child.exitcode == UNGUARDED:
+                raise UsageError(
+                    "a replay runs its engines in a second process, which imports the calling script again and met the "
+                    'replay there; put what the script does under `if __name__ == "__main__":` (docs/library.md)'
+                ) from None
             raise LedgerError(
                 "the process of the replayed engines ended early (killed, or out of memory); run the same command "
                 "again to go on where it was, with fewer --blocks if memory is short"

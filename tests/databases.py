@@ -19,8 +19,8 @@ from ledger.store import migrate
 from ledger.store.database import Database, connect
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterator
+    from pathlib import Path
 
 _numbers = itertools.count(1)
 

@@ -59,6 +59,10 @@ class CheckingHook:
         self.hits[request] += len(hit)
         self._check()
 
+    def grow(self, t_us: int, group: int, requests: Sequence[str], blocks: Sequence[int]) -> None:
+        for request, block in zip(requests, blocks, strict=True):
+            self.acquire(t_us, request, group, new=(block,))
+
     def release(
         self, t_us: int, request: str, blocks: Sequence[int], *, cached: Sequence[int] = (), freed: Sequence[int] = ()
     ) -> None:

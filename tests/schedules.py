@@ -123,7 +123,13 @@ class Driver:
         getattr(self.oracle, what)(self.t, *args, **more)
 
     def pool_both(self, pool: dict, what: str, *args, **more) -> None:
-        getattr(pool["meter"], what)(self.t, *args, **more)
+        new = more.get("new")
+        only_new = what == "acquire" and not (more.get("hit") or more.get("loaded") or "covered_tokens" in more)
+        if only_new and self.random.random() < 0.5:
+            name, group = args
+            pool["meter"].grow(self.t, group, [name] * len(new), new)
+        else:
+            getattr(pool["meter"], what)(self.t, *args, **more)
         getattr(pool["oracle"], what)(self.t, *args, **more)
 
     # Events.

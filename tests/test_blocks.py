@@ -80,7 +80,7 @@ class Pool:
 
     def table(self, name):
         if name not in self.tables:
-            self.tables[name] = self.accounts.table(Holder(), 0, Dimensions(tenant=name))
+            self.tables[name] = self.accounts.table(Holder(Dimensions(tenant=name)), 0)
             self.charged[name] = Fraction(0)
         return self.tables[name]
 
@@ -118,7 +118,7 @@ def test_each_holder_is_charged_its_part_of_every_block(steps):
             if hit:
                 pool.accounts.take_hit(pool.t, table, hit, pool.accounts.owners(hit))
             if new:
-                pool.accounts.take_new(pool.t, table, None, new)
+                pool.accounts.take_new(pool.t, table, new)
             for block in blocks:
                 pool.held.setdefault(block, []).append(name)
         pool.wait(span)

@@ -22,25 +22,43 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 
-def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not below:
-        yield parser
-    for action in below:
-        for child in action.choices.values():
-            yield from leaves(child)
+def below(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [child for action in found for child in action.choices.values()]
 
 
-LEAVES = list(leaves(arguments.parser()))
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for child in below(parser):
+        yield from parsers(child)
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.prog)
-def test_every_command_has_an_example_that_it_would_take(leaf: argparse.ArgumentParser) -> None:
-    assert leaf.epilog is not None
-    (example,) = [line.strip() for line in leaf.epilog.splitlines()[1:]]
-    words = shlex.split(example.partition("&&")[0])
-    args = arguments.parser().parse_args(words[1:])
-    assert f"kvledger {args.command}" == leaf.prog
+PARSERS = list(parsers(arguments.parser()))
+LEAVES = [parser for parser in PARSERS if not below(parser)]
+
+
+@pytest.mark.parametrize("page", PARSERS, ids=lambda parser: parser.prog)
+def test_every_example_of_every_help_page_is_taken_and_is_of_that_page(
+    page: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = [line.strip() for line in page.format_help().splitlines() if line.startswith("  kvledger ")]
+    assert examples, page.format_help()
+    for example in examples:
+        words = shlex.split(example.partition("&&")[0])
+        assert f"{example} ".startswith(f"{page.prog} ")
+        if words[-1] == "--help":
+            assert main(words[1:]) == 0
+            assert capsys.readouterr().out
+        else:
+            args = arguments.parser().parse_args(words[1:])
+            assert f"kvledger {args.command} ".startswith(f"{page.prog} ")
+
+
+def test_the_help_of_a_replay_says_what_its_limit_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "agent sessions: the first N sessions" in text
+    assert "counted apart" in text
 
 
 def test_the_documented_commands_are_there() -> None:

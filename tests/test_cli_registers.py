@@ -130,6 +130,17 @@ def test_one_cluster_has_one_price(empty: CommandLine) -> None:
     assert "2 of 2" in empty("prices", "import", "list.csv").out
 
 
+def test_a_price_of_an_asset_that_nobody_has_registered_is_taken_with_a_warning(empty: CommandLine) -> None:
+    answer = empty("prices", "add", "2.95", "--asset", "nosuch")
+    assert answer.code == 0
+    assert answer.err.count("\n") == 1
+    assert "no asset is called 'nosuch' yet" in answer.err
+    (row,) = listed(empty, "prices")
+    assert row["asset"] == "nosuch"
+    empty("assets", "add", "nosuch")
+    assert empty("prices", "add", "3.50", "--asset", "nosuch").err == ""
+
+
 def test_a_price_file_with_a_bad_line_changes_nothing(empty: CommandLine) -> None:
     good = "gpu,price_usd_per_gpu_hour\nH100,2.95\n"
     for line, says in (
@@ -195,7 +206,7 @@ def test_a_refused_batch_is_listed_shown_and_tried_again(empty: CommandLine) -> 
     assert entry["reason"] in shown.err
     retried = empty("quarantine", "retry")
     assert retried.code == FOUND
-    assert "1 stay refused" in retried.out
+    assert "1 still refused" in retried.out
     for command in ("show", "retry"):
         assert "no entry 99" in empty.fails("quarantine", command, "99")
 

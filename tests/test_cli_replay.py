@@ -8,15 +8,17 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commandline import MONTH, START, azure, rows
+from commandline import MONTH, ROOT, START, azure, rows
 
 import ledger.replay
 from ledger import ingest
-from ledger.cli import BROKEN_PIPE, INTERRUPTED, WORLD
+from ledger.cli import BROKEN_PIPE, INTERRUPTED, USAGE, WORLD
 
 if TYPE_CHECKING:
     from commandline import Answer, CommandLine
@@ -48,7 +50,9 @@ def replay(kvledger: CommandLine, *more: str) -> Answer:
 def test_a_replay_makes_the_ledger_and_its_statement_closes(kvledger: CommandLine) -> None:
     Path("trace.csv").write_text(azure(*rows(20)))
     answer = replay(kvledger, "--price", "3.60")
-    assert "20 requests" not in answer.err
+    assert "20 requests and 6 warm-ups" in answer.out
+    assert "1 preemptions" not in answer.out
+    assert "settled 2 intervals" in answer.out, "one of each engine"
     assert f"kvledger report --month {MONTH}" in answer.out
     statement = report(kvledger)
     assert statement["bill_nanos"] > 0
@@ -104,6 +108,22 @@ def test_events_are_written_whole_and_name_every_engine(kvledger: CommandLine) -
     assert {event["ev"] for event in events} >= {"open", "request", "acquire", "step", "finish", "release", "close"}
     assert len({event["engine"] for event in events}) == 2
     assert not Path("events.jsonl.part").exists()
+
+
+def test_the_events_of_a_trace_without_models_name_the_model_that_is_served(kvledger: CommandLine) -> None:
+    Path("trace.csv").write_text(azure(*rows(4)))
+    replay(kvledger, "--events", "events.jsonl")
+    events = [json.loads(line) for line in Path("events.jsonl").read_text().splitlines()]
+    assert {event["model"] for event in events if "model" in event} == {"reference"}
+
+
+def test_a_replay_across_a_month_s_end_names_both_months(kvledger: CommandLine) -> None:
+    Path("trace.csv").write_text(azure(*rows(20)))
+    answer = kvledger("replay", "trace.csv", "--start", "2024-02-29T23:59:30Z")
+    told = answer.out[answer.out.index("next:") :].split("\n")
+    assert [line.split()[-1] for line in told[:2]] == ["2024-02", "2024-03"]
+    for month in ("2024-02", "2024-03"):
+        assert kvledger("report", "--month", month, "--format", "json").json["bill_nanos"] > 0
 
 
 def test_events_that_cannot_be_written_are_told_before_anything_is(kvledger: CommandLine) -> None:
@@ -237,6 +257,24 @@ def test_the_engines_process_dying_is_said_with_the_way_out(
     message = kvledger.fails("replay", "trace.csv", "--start", START, code=WORLD)
     assert "ended early" in message
     assert "run the same command again" in message
+
+
+@pytest.mark.parametrize("call", ["main({argv})", "sys.exit(main({argv}))", "code = main({argv})\nsys.exit(code)"])
+def test_a_script_without_the_main_guard_is_told_to_have_one(kvledger: CommandLine, call: str) -> None:
+    Path("trace.csv").write_text(azure(*rows(3)))
+    script = kvledger.folder / "script.py"
+    head = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom ledger.cli import main\n"
+    argv = ["replay", "trace.csv", "--start", START]
+    script.write_text(head + call.format(argv=argv) + "\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    assert "memory" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "put what the script does under `if __name__" in line
+    assert done.returncode == (0 if call == "main({argv})" else USAGE)
+    guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in call.format(argv=argv).splitlines())
+    script.write_text(head + guarded)
+    assert subprocess.run([sys.executable, script], capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def test_a_refused_batch_stops_the_replay_and_says_why(kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

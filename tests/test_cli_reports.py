@@ -14,13 +14,16 @@ from commandline import MONTH, START, azure, rows
 from ledger.core.money import decimal_text
 from ledger.core.periods import parse_time
 from ledger.reports.bill import LOOKS
-from ledger.reports.render import Column, Shape, Sheet, money, percent, show
+from ledger.reports.render import Column, Shape, Sheet, counted, money, percent, show
 from ledger.reports.usage import KEYS, By
 
 if TYPE_CHECKING:
     from commandline import CommandLine
 
 DOC = (Path(__file__).parents[1] / "docs/cli.md").read_text()
+
+
+USAGES = [f"usage --by {by}" for by in By]
 
 
 def documented(section: str, table: int = 0) -> list[str]:
@@ -113,7 +116,26 @@ def test_a_tenant_s_statement_is_its_part_of_the_whole(replayed: CommandLine) ->
         part = replayed("report", "--month", MONTH, "--tenant", tenant, "--format", "json").json
         assert part["lines"] == [line for line in whole["lines"] if line["tenant"] == tenant]
         assert part["bill_nanos"] == sum(line["amount_nanos"] for line in part["lines"])
-    assert "Nothing is booked on nobody" in replayed("report", "--month", MONTH, "--tenant", "nobody").out
+
+
+def test_a_statement_of_nobody_or_of_no_month_is_one_line_that_says_what_there_is(replayed: CommandLine) -> None:
+    nobody = ("report", "--month", MONTH, "--tenant", "nobody")
+    said = f"nothing is booked on nobody in {MONTH}; there are bookings on azure, system\n"
+    assert replayed(*nobody).out == said
+    answer = replayed(*nobody, "--format", "json")
+    assert (answer.json["lines"], answer.json["bill_nanos"], answer.err) == ([], 0, said)
+    for tenant in ((), ("--tenant", "azure"), ("--tenant", "nobody")):
+        answer = replayed("report", "--month", "2020-01", *tenant)
+        assert answer.out == f"nothing is booked in 2020-01; there are bookings in {MONTH}\n"
+        assert answer.code == 0
+    answer = replayed("report", "--month", "2020-01", "--format", "csv")
+    assert (answer.out.count("\n"), answer.err.count("\n")) == (1, 1)
+
+
+def test_a_month_of_a_ledger_without_bookings_says_how_to_book(kvledger: CommandLine) -> None:
+    kvledger("db", "upgrade")
+    kvledger("prices", "add", "1", "--model", "H100")
+    assert "`kvledger settle` books what is over" in kvledger("report", "--month", "2020-01").out
 
 
 def test_the_full_basis_divides_the_same_bill(replayed: CommandLine) -> None:
@@ -146,9 +168,16 @@ def test_a_statement_before_anything_is_booked_says_what_to_do(kvledger: Command
 
 
 def test_an_empty_range_of_time_is_refused_with_what_there_is(replayed: CommandLine) -> None:
-    message = replayed.fails("usage", "--from", "2099-01-01T00:00:00Z".replace("2099", "2098"))
-    assert "has no length" in message
-    assert f"facts lie from {START}" in message
+    late, early = "2098-01-01T00:00:00Z", "2020-01-01T00:00:00Z"
+    for given, says, other in (
+        (("--from", late), f"--from {late} does not lie before the last fact", "--to"),
+        (("--to", early), f"--to {early} does not lie after the first fact", "--from"),
+        (("--from", late, "--to", early), f"the range from {late} to {early} has no length", "the last fact"),
+    ):
+        message = replayed.fails("usage", *given)
+        assert says in message
+        assert other not in message or given == ("--from", late, "--to", early)
+        assert f"facts lie from {START}" in message
     later = replayed("usage", "--from", "2025-01-01T00:00:00Z", "--to", "2025-01-02T00:00:00Z")
     assert "nothing was used in that time" in later.out
 
@@ -199,7 +228,7 @@ def sheet(*values: tuple[Any, ...], columns: tuple[Column, ...]) -> str:
     return out.getvalue()
 
 
-def test_a_table_too_wide_squeezes_texts_and_spares_columns_but_cuts_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_wide_folds_texts_and_spares_columns_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     columns = (
         Column(key="name", title="name"),
@@ -210,7 +239,56 @@ def test_a_table_too_wide_squeezes_texts_and_spares_columns_but_cuts_no_figure(m
     assert text.count("100,000,000,000") == 3
     assert "777" not in text
     assert "Left out at this width: 1 column." in text
-    assert "a name th…" in text
+    assert (
+        " ".join(line[:10].strip() for line in text.splitlines()[2:8]) == "a name that is much longer than it need be"
+    )
+
+
+def test_a_name_that_other_commands_take_is_whole_as_long_as_columns_can_be_spared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    asset = "sim-mooncake_conversation-f83"
+    columns = (
+        Column(key="asset", title="asset", name=True),
+        Column(key="model", title="model", spare=1),
+        Column(key="remark", title="a remark by whoever"),
+    )
+    text = sheet((asset, "H100-SXM5-80GB", "words " * 8), columns=columns)
+    assert asset in text
+    assert "H100" not in text
+    assert "a remark by whoever" in text
+    assert text.count("words") == 8
+
+
+def test_a_name_too_long_for_any_table_is_folded_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "".join(chr(ord("a") + i % 26) for i in range(90))
+    text = sheet((name, 7), columns=(Column(key="a", title="a", name=True), Column(key="n", shape=Shape.COUNT)))
+    assert name in "".join(text.split())
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("command", ["report", "assets list", "prices list", "tenants list", "months list", *USAGES])
+def test_nothing_is_cut_at_eighty_columns(kvledger: CommandLine, command: str) -> None:
+    Path("mooncake_conversation.csv").write_text(azure(*rows(9)))
+    kvledger("replay", "mooncake_conversation.csv", "--start", START)
+    text = kvledger(*command.split()).out
+    assert text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    if command in ("assets list", "prices list"):
+        (asset,) = kvledger("assets", "list", "--format", "json").json
+        assert asset["asset"] in text
+
+
+def test_a_trace_without_models_is_of_the_model_that_is_served(replayed: CommandLine) -> None:
+    assert {row["model"] for row in replayed("usage", "--by", "model", "--format", "json").json} == {"reference"}
+
+
+def test_one_is_no_plural() -> None:
+    assert counted(1, "interval") == "1 interval"
+    assert [counted(n, "breach", "breaches") for n in (0, 1, 2_000)] == ["0 breaches", "1 breach", "2,000 breaches"]
 
 
 def test_a_figure_is_whole_even_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:

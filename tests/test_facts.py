@@ -198,7 +198,8 @@ def test_retention_deletes_whole_days_and_leaves_no_orphan(db: Database) -> None
     now = T0 + 5 * DAY + 100
     assert retention.delete_old_facts(db, now) == 7
     with db.read() as connection:
-        assert retention.days_stored(connection) == tuple(T0 // DAY + day for day in (3, 4, 5))
+        days = connection.execute(text("SELECT DISTINCT day FROM batches ORDER BY day")).scalars().all()
+        assert days == [T0 // DAY + day for day in (3, 4, 5)]
         assert {boot.engine for boot in fact_reads.boots_of(connection)} == {"e1", "e2"}
         opens = connection.execute(text("SELECT count(*) FROM pool_opens")).scalar_one()
     assert orphans(db) == {}

@@ -17,7 +17,7 @@ from ledger.refusals import Note, Reason
 from ledger.store import fact_audit, fact_reads, quarantine, tables
 
 if TYPE_CHECKING:
-    from ledger.store.database import Database
+    from ledger.store.database import Connection, Database
 
 MINUTE = 60_000_000
 NOW = T0 + 30 * MINUTE
@@ -54,14 +54,19 @@ def started(db: Database, **life_of) -> Life:
     return life
 
 
+def third_batch(connection: Connection) -> fact_reads.StoredBatch:
+    (boot,) = fact_reads.boots_of(connection, "engine-a")
+    (stored,) = fact_reads.stored_batches(connection, boot, first_seq=3, last_seq=3)
+    return stored
+
+
 def test_a_batch_is_accepted_and_comes_back_as_it_was(db: Database) -> None:
     life = started(db)
     batch = life.period({BOB: (5, 1), ALICE: (1, 0)}, quiet={UNKNOWN: (0, 2)}, standing=True, ends=["r1"], closes=True)
     raw = life.send(batch)
     assert accept(db, raw, NOW) == Outcome(status=Status.ACCEPTED, batch=batch)
     with db.read() as connection:
-        stored = fact_reads.load_batch(connection, "engine-a", "boot-1", 3)
-    assert stored is not None
+        stored = third_batch(connection)
     assert stored.batch == batch
     assert wire.encode(stored.batch, stored.prev) == raw
     assert (stored.received_us, stored.digest, stored.kept_digest) == (NOW, wire.digest_of(raw), wire.digest_of(raw))
@@ -267,30 +272,6 @@ def test_a_request_without_an_answer_is_lost_once_its_boot_has_ended(db: Databas
     assert names(heard + limits.SILENCE_US_MAX) == [], "a late record replaces it"
 
 
-def test_terminal_records_are_listed_with_their_uses(db: Database) -> None:
-    life = started(db)
-    batch = life.period({}, ends=["r1", "r2"])
-    accept(db, life.send(batch), NOW)
-    with db.read() as connection:
-        found = list(fact_reads.requests_between(connection, T0, T0 + 60 * MINUTE))
-        none = list(fact_reads.requests_between(connection, T0, T0 + 1))
-    assert [request.record for request in found] == list(batch.requests)
-    assert {(request.engine, request.boot_id) for request in found} == {("engine-a", "boot-1")}
-    assert none == []
-
-
-def test_an_open_pool_says_how_far_it_has_delivered(db: Database) -> None:
-    life = started(db)
-    with db.read() as connection:
-        (pool,) = fact_reads.open_pools(connection)
-        assert fact_reads.engines(connection) == ("engine-a",)
-    assert (pool.engine, pool.pool, pool.paying) == ("engine-a", "gpu", True)
-    assert (pool.opened_us, pool.delivered_us) == (T0, T0 + 15_000_000)
-    accept(db, life.send(life.period({}, closes=True)), NOW)
-    with db.read() as connection:
-        assert fact_reads.open_pools(connection) == ()
-
-
 # --- quarantine ------------------------------------------------------------------------------------------
 
 
@@ -341,8 +322,7 @@ def test_ten_thousand_sessions_in_one_batch_all_land(db: Database) -> None:
     batch = life.period(held)
     assert accept(db, life.send(batch), NOW).status is Status.ACCEPTED
     with db.read() as connection:
-        stored = fact_reads.load_batch(connection, "engine-a", "boot-1", 3)
-    assert stored is not None
+        stored = third_batch(connection)
     assert stored.batch == batch
 
 

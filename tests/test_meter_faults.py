@@ -116,6 +116,7 @@ names = st.sampled_from(["a", "b", "c"])
 ids = st.lists(st.integers(-2, 9), max_size=4)
 calls = st.one_of(
     st.tuples(st.just("acquire"), names, st.integers(-1, 2), ids, ids, ids),
+    st.tuples(st.just("grow"), st.integers(-1, 2), st.lists(names, max_size=4), ids),
     st.tuples(st.just("release"), names, ids, ids, ids),
     st.tuples(st.just("evict"), ids),
     st.tuples(st.just("request"), names, st.integers(-1, 40)),
@@ -127,15 +128,17 @@ calls = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(-3, 6_000_000), calls), max_size=40))
-def test_nonsense_is_counted_and_the_account_closes(events):
-    engine = Engine(blocks=8, block_size=4, lookahead_tokens=1)
+@given(st.integers(0, 1), st.lists(st.tuples(st.integers(-3, 6_000_000), calls), max_size=40))
+def test_nonsense_is_counted_and_the_account_closes(lookahead, events):
+    engine = Engine(blocks=8, block_size=4, lookahead_tokens=lookahead)
     t = 0
     for step, (what, *args) in events:
         t += step
         if what == "acquire":
             name, group, hit, loaded, new = args
             engine.pool.acquire(t, name, group, hit=hit, loaded=loaded, new=new)
+        elif what == "grow":
+            engine.pool.grow(t, *args)
         elif what == "release":
             name, blocks, cached, freed = args
             engine.pool.release(t, name, blocks, cached=cached, freed=freed)

@@ -63,11 +63,6 @@ def test_cutting_tiles_the_interval_at_the_grid(start: int, length: int) -> None
     assert all(one.end_us == two.start_us for one, two in pairwise(pieces))
 
 
-def test_intervals_overlap_half_open() -> None:
-    assert Interval(0, 10).overlap(Interval(5, 20)) == Interval(5, 10)
-    assert Interval(0, 10).overlap(Interval(10, 20)) is None
-
-
 @pytest.mark.parametrize(
     ("zone", "length"),
     [

@@ -1,27 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from settling import HOUR, MINUTE, T0, USD, asset
 
-from ledger.core.allocation import AssetTerms, PriceSpan, ShareSpan
+from ledger.core.allocation import AssetTerms, PriceSpan
 from ledger.core.pricing import (
     VACANT_PART,
     WHOLE_PPM,
     asset_segments,
     bill,
-    check_asset,
-    check_shares,
-    divide_asset,
-    memory_share_ppm,
 )
-from ledger.core.records import PERIOD_US
-from ledger.errors import Refusal
 
 prices = st.integers(0, 10**13)
 offsets = st.integers(0, 10 * HOUR)
@@ -77,9 +69,7 @@ def test_a_part_of_any_interval_is_within_three_nanos_of_exact_and_never_below_m
 
 
 def test_four_quarters_are_one_gpu_hour() -> None:
-    quarter = memory_share_ppm(20 * 2**30, 80 * 2**30)
-    assert quarter == 250_000
-    terms = asset("gpu-0", (T0, 2_950_000_003), shares=[(f"e{i}", quarter, T0, None) for i in range(4)])
+    terms = asset("gpu-0", (T0, 2_950_000_003), shares=[(f"e{i}", 250_000, T0, None) for i in range(4)])
     (segment,) = asset_segments(terms, T0, T0 + HOUR)
     nanos = [segment.nanos(f"e{i}", T0, T0 + HOUR) for i in range(4)]
     assert sum(nanos) == 2_950_000_003
@@ -92,14 +82,6 @@ def test_an_engine_with_two_instances_of_one_gpu_has_both() -> None:
     terms = asset("gpu-0", (T0, USD), shares=[("e", 250_000, T0, None), ("e", 125_000, T0, None)])
     (segment,) = asset_segments(terms, T0, T0 + HOUR)
     assert segment.nanos("e", T0, T0 + HOUR) == 375_000_000
-
-
-def test_seven_small_instances_never_pass_the_whole() -> None:
-    seventh = memory_share_ppm(10 * 2**30, 80 * 2**30 - 1)
-    assert isinstance(seventh, int)
-    assert 7 * seventh <= WHOLE_PPM
-    assert isinstance(memory_share_ppm(81, 80), Refusal)
-    assert isinstance(memory_share_ppm(0, 80), Refusal)
 
 
 def test_segments_are_cut_at_prices_and_shares() -> None:
@@ -136,55 +118,3 @@ def test_unpriced_time_costs_nothing_and_is_still_time() -> None:
     (segment,) = asset_segments(terms, T0, T0 + HOUR)
     assert segment.nanos(VACANT_PART, T0, T0 + HOUR) == 0
     assert segment.asset_us(VACANT_PART, T0, T0 + HOUR) == HOUR
-
-
-def share(engine: str, ppm: int, start: int = 0, end: int | None = None) -> ShareSpan:
-    return ShareSpan(engine=engine, share_ppm=ppm, valid_from_us=start, valid_to_us=end)
-
-
-def test_shares_above_the_whole_at_any_instant_are_refused() -> None:
-    assert check_shares("gpu-0", [share("a", 700_000), share("b", 300_000)]) is None
-    assert check_shares("gpu-0", [share("a", 700_000, 0, 10), share("b", 700_000, 10)]) is None
-    refusal = check_shares("gpu-0", [share("a", 700_000), share("b", 300_001, 50, 60)])
-    assert refusal is not None
-    assert refusal.reason == "share_sum"
-    assert "1000001" in refusal.detail
-    assert "1000000" in refusal.detail
-
-
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [(share("a", -1), "share_range"), (share("a", 1_000_001), "share_range"), (share("a", 1, 5, 4), "share_validity")],
-)
-def test_a_share_out_of_range_is_refused(bad: ShareSpan, reason: str) -> None:
-    refusal = check_shares("gpu-0", [bad])
-    assert refusal is not None
-    assert refusal.reason == reason
-
-
-def test_engines_without_a_stated_share_have_the_asset_equally() -> None:
-    assert divide_asset({}, ["b", "a"]) == (("a", 500_000), ("b", 500_000))
-    assert divide_asset({}, ["c", "b", "a"]) == (("a", 333_334), ("b", 333_333), ("c", 333_333))
-    assert divide_asset({"x": 700_000}, []) == (("x", 700_000),)
-
-
-def test_stated_shares_stand_and_the_others_have_the_rest_equally() -> None:
-    assert divide_asset({"x": 700_000}, ["b", "a", "x"]) == (("a", 150_000), ("b", 150_000), ("x", 700_000))
-    assert divide_asset({"x": 1_000_000}, ["a"]) == (("a", 0), ("x", 1_000_000))
-
-
-def test_stated_shares_above_the_whole_are_refused() -> None:
-    refusal = divide_asset({"x": 700_000, "y": 300_001}, [])
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason == "share_sum"
-
-
-def test_prices_must_lie_on_the_grid_without_overlap_and_not_below_zero() -> None:
-    good = asset("gpu-0", (T0, USD), (T0 + PERIOD_US, 0))
-    assert check_asset(good) is None
-    off = asset("gpu-0", (T0, USD), (T0 + 1, USD))
-    negative = asset("gpu-0", (T0, -1))
-    overlapping = replace(good, prices=(replace(good.prices[0], valid_to_us=None), good.prices[1]))
-    over = replace(good, shares=(share("a", 600_000), share("b", 600_000)))
-    reasons = [refusal and refusal.reason for refusal in map(check_asset, (off, negative, overlapping, over))]
-    assert reasons == ["price_off_grid", "price_negative", "price_overlap", "share_sum"]

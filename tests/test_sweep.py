@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ledger.reference.scheduler import CoreRequest
 
 START_US = 1_793_664_000_000_000
+
+LARGE = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def swept(
@@ -60,30 +63,14 @@ def swept(
         ("traces/mooncake_conversation.jsonl", 120, {"blocks": 12_000, "block_size": 16}),
         ("traces/agent_sessions.jsonl.gz", 1, {"blocks": 4000, "block_size": 64}),
         ("runs/RTX4090_Llama-3.1-8B__requests.jsonl", 100, {"blocks": 800, "block_size": 32}),
+        LARGE("traces/sharegpt_300_token_ids.jsonl.gz", None, {"blocks": 2588, "block_size": 16}),
+        LARGE("traces/azure_2023_conv.csv", 6000, {"blocks": 2588, "block_size": 16, "engines": 2}),
+        LARGE("traces/lmsys_27_tenants_fcfs.jsonl", None, {"blocks": 1500, "block_size": 16}),
+        LARGE("traces/mooncake_conversation.jsonl", 1500, {"blocks": 20_000, "block_size": 16, "engines": 2}),
+        LARGE("traces/agent_sessions.jsonl.gz", 12, {"blocks": 12_000, "block_size": 64, "engines": 2}),
     ],
 )
 def test_batches_equal_a_recount_of_the_events_on_a_slice_of_each_trace(
-    traces_dir: Path, file: str, limit: int | None, keys: dict[str, int]
-) -> None:
-    trace = open_trace(traces_dir / file, limit=limit)
-    sweep, summary = swept(trace.requests(), **keys)
-    assert sweep.breaches == []
-    assert sweep.records == summary.received
-    assert summary.faults == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "limit", "keys"),
-    [
-        ("traces/sharegpt_300_token_ids.jsonl.gz", None, {"blocks": 2588, "block_size": 16}),
-        ("traces/azure_2023_conv.csv", 6000, {"blocks": 2588, "block_size": 16, "engines": 2}),
-        ("traces/lmsys_27_tenants_fcfs.jsonl", None, {"blocks": 1500, "block_size": 16}),
-        ("traces/mooncake_conversation.jsonl", 1500, {"blocks": 20_000, "block_size": 16, "engines": 2}),
-        ("traces/agent_sessions.jsonl.gz", 12, {"blocks": 12_000, "block_size": 64, "engines": 2}),
-    ],
-)
-def test_batches_equal_a_recount_of_the_events_on_a_large_part_of_each_trace(
     traces_dir: Path, file: str, limit: int | None, keys: dict[str, int]
 ) -> None:
     trace = open_trace(traces_dir / file, limit=limit)

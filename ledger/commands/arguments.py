@@ -15,7 +15,7 @@ from ledger.config import scaled
 from ledger.core.money import parse_nanos
 from ledger.core.periods import Month, on_grid, parse_month, parse_time, parse_zone
 from ledger.errors import Refusal, UsageError
-from ledger.limits import PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX
+from ledger.limits import INT_MAX, PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class Commands:
             name,
             help=about,
             description=f"{about}\n\n{more}".strip(),
-            epilog="example:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
+            epilog=_examples(example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -52,16 +52,21 @@ class Commands:
             _ledger_options(made)
         return made
 
-    def group(self, name: str, about: str) -> Commands:
+    def group(self, name: str, about: str, *examples: str) -> Commands:
         made = self._under.add_parser(
             name,
             help=about,
             description=about,
-            epilog=f"example:\n  kvledger {name} list --help",
+            epilog=_examples(*examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         return Commands(made, title="commands")
+
+
+def _examples(*lines: str) -> str:
+    """What a help page ends with: commands that are taken as they stand."""
+    return "\n".join([f"example{'s' * (len(lines) > 1)}:", *(f"  {line}" for line in lines)])
 
 
 def instant(text: str) -> int:
@@ -135,7 +140,8 @@ def parser() -> Parser:
     top = Parser(
         prog="kvledger",
         description="Who held every paid GPU-second of LLM inference, and what of it was wasted.",
-        epilog="example:\n  kvledger demo\n\nEvery command has its own --help with an example.",
+        epilog=_examples("kvledger demo", "kvledger usage --help")
+        + "\n\nEvery command has its own --help with an example.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -184,7 +190,11 @@ def _replays(commands: Commands) -> None:
         default="auto",
         help="default: auto, by what the file looks like",
     )
-    made.add_argument("--limit", metavar="N", type=count(1, 10**9), help="the first N requests only")
+    made.add_argument(
+        "--limit", metavar="N", type=count(1, 10**9),
+        help="the first N requests only (agent sessions: the first N sessions, each with all its requests); "
+        "the warm-ups that every engine sends to itself come on top and are counted apart",
+    )  # fmt: skip
     _engine_options(made, engines=1)
     made.add_argument("--events", metavar="FILE", help="write every metered event there, as JSON lines (docs/cli.md)")
 
@@ -248,7 +258,13 @@ def _reports(commands: Commands) -> None:
 
 
 def _registers(commands: Commands) -> None:
-    assets = commands.group("assets", "What is paid for: GPUs and other machines, and which engine has them.")
+    assets = commands.group(
+        "assets",
+        "What is paid for: GPUs and other machines, and which engine has them.",
+        "kvledger assets list",
+        "kvledger assets add gpu-7 --model H100 --price 2.95",
+        "kvledger assets assign gpu-7 chat-0",
+    )
     made = assets.add(
         "add",
         "registers:asset_add",
@@ -284,7 +300,12 @@ def _registers(commands: Commands) -> None:
     made.add_argument("asset", metavar="ASSET", type=name)
     _since(made, "--at", "when paying ends")
 
-    prices = commands.group("prices", "What an hour of an asset costs, since when.")
+    prices = commands.group(
+        "prices",
+        "What an hour of an asset costs, since when.",
+        "kvledger prices list",
+        "kvledger prices add 3.50 --model H100",
+    )
     made = prices.add(
         "add",
         "registers:price_add",
@@ -312,7 +333,9 @@ def _registers(commands: Commands) -> None:
     made.add_argument("--cluster", metavar="NAME", type=name, help="these are the prices of this cluster")
     _since(made, "--valid-from", "when they begin")
 
-    tenants = commands.group("tenants", "Who is billed.")
+    tenants = commands.group(
+        "tenants", "Who is billed.", "kvledger tenants list", "kvledger tenants add acme --display 'Acme Ltd'"
+    )
     made = tenants.add(
         "add",
         "registers:tenant_add",
@@ -348,7 +371,9 @@ def _books(commands: Commands) -> None:
         "Book every hour that is over and whose facts have arrived; again where its inputs have changed.",
         "kvledger settle",
     )
-    months = commands.group("months", "Months, open and closed.")
+    months = commands.group(
+        "months", "Months, open and closed.", "kvledger months list", "kvledger months close 2026-11"
+    )
     made = months.add(
         "close",
         "books:month_close",
@@ -366,7 +391,7 @@ def _books(commands: Commands) -> None:
 
 
 def _upkeep(commands: Commands) -> None:
-    db = commands.group("db", "The database's schema.")
+    db = commands.group("db", "The database's schema.", "kvledger db upgrade", "kvledger db check")
     db.add("upgrade", "upkeep:db_upgrade", "Make the tables, or bring them up to this version.", "kvledger db upgrade")
     db.add("current", "upkeep:db_current", "The schema's version here, and the newest one.", "kvledger db current")
     db.add(
@@ -375,7 +400,12 @@ def _upkeep(commands: Commands) -> None:
         "Whether the schema is what this version expects; exit 1 if not.",
         "kvledger db check",
     )
-    quarantine = commands.group("quarantine", "Batches that were refused, kept to be read and tried again.")
+    quarantine = commands.group(
+        "quarantine",
+        "Batches that were refused, kept to be read and tried again.",
+        "kvledger quarantine list",
+        "kvledger quarantine retry",
+    )
     made = quarantine.add(
         "list", "upkeep:quarantine_list", "What was refused, and why.", "kvledger quarantine list --format json"
     )
@@ -383,11 +413,11 @@ def _upkeep(commands: Commands) -> None:
     made = quarantine.add(
         "show", "upkeep:quarantine_show", "One refused batch, as it came.", "kvledger quarantine show 3"
     )
-    made.add_argument("id", metavar="ID", type=count(1, 2**63 - 1))
+    made.add_argument("id", metavar="ID", type=count(1, INT_MAX))
     made = quarantine.add(
         "retry",
         "upkeep:quarantine_retry",
         "Try a refused batch again (all of them without an ID); exit 1 if any stays refused.",
         "kvledger quarantine retry 3",
     )
-    made.add_argument("id", metavar="ID", type=count(1, 2**63 - 1), nargs="?")
+    made.add_argument("id", metavar="ID", type=count(1, INT_MAX), nargs="?")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from ledger.audit import audit as breaches_of
 from ledger.cli import FOUND, OK
 from ledger.commands.opening import clock_us, now_us, opened
-from ledger.core.periods import Month, months_between
-from ledger.reports.monthly import read_statement
-from ledger.reports.render import Column, Shape, Sheet, show
+from ledger.reports.monthly import booked_months, read_statement
+from ledger.reports.render import Column, Shape, Sheet, counted, show
 from ledger.settle import close_month
 from ledger.settle import settle as settle_all
 from ledger.store import books
-from ledger.store.terms import ensure_terms, read_terms
+from ledger.store.terms import ensure_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -36,8 +35,8 @@ def settle(args: Namespace) -> int:
         at_us = clock_us(ledger)
         done = settle_all(ledger.database, until_us=at_us, now_us=at_us)
     print(
-        f"{done.booked} intervals booked, {done.revised} booked again, {done.unchanged} as they were, "
-        f"{done.findings} new findings"
+        f"{counted(done.booked, 'interval')} booked, {done.revised:,} booked again, {done.unchanged:,} as before, "
+        f"{counted(done.findings, 'new finding')}"
     )
     return OK
 
@@ -57,14 +56,10 @@ def month_list(args: Namespace) -> int:
     """Every month that has bookings."""
     rows = []
     with opened(args) as ledger:
+        months = [*booked_months(ledger.database)]
         with ledger.database.read() as connection:
-            start_us, end_us = books.settled_from(connection), books.settled_until(connection)
-            months: list[Month] = []
-            if start_us is not None and end_us is not None:
-                months = list(months_between(start_us, end_us, read_terms(connection).zone))
-                closed = books.last_closed(connection)
-                if closed == str(months[-1]):
-                    months.append(months[-1].next())  # where adjustments go
+            if months and books.last_closed(connection) == str(months[-1]):
+                months.append(months[-1].next())  # where adjustments go
         for month in months:
             statement = read_statement(ledger.database, str(month), now_us=now_us())
             rows.append(
@@ -97,5 +92,6 @@ def audit(args: Namespace) -> int:
         name = ledger.name
     for breach in breaches:
         print(breach)
-    print(f"{name}: {len(breaches)} breaches" if breaches else f"{name}: every law holds", file=sys.stderr)
+    told = counted(len(breaches), "breach", "breaches") if breaches else "every law holds"
+    print(f"{name}: {told}", file=sys.stderr)
     return FOUND if breaches else OK

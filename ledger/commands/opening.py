@@ -9,17 +9,14 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from sqlalchemy.engine import make_url
 
 from ledger.cli import settings_of
 from ledger.config import Settings, masked
 from ledger.core.periods import settle_interval
 from ledger.errors import StoreError, UsageError
 from ledger.store import inputs, migrate
-from ledger.store.database import Database, connect
+from ledger.store.database import Database, connect, file_of
 from ledger.store.terms import read_terms
 
 if TYPE_CHECKING:
@@ -98,12 +95,6 @@ def check_version(ledger: Ledger) -> None:
             f"{ledger.name} has schema {at or 'none'} and this version wants {newest}; "
             "`kvledger db upgrade` brings it up to date (a newer one wants a newer kvledger)"
         )
-
-
-def file_of(url: str) -> Path | None:
-    """The file behind an SQLite URL; None for a server."""
-    parsed = make_url(url)
-    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
 def make_folder(url: str) -> None:

@@ -16,7 +16,7 @@ from ledger.core.money import decimal_text
 from ledger.core.periods import format_time, period_start
 from ledger.errors import UsageError
 from ledger.pricebook import Asset, AssetKind, Assignment, Price
-from ledger.reports.render import Column, Shape, Sheet, show
+from ledger.reports.render import Column, Shape, Sheet, counted, show
 from ledger.store import prices as store
 from ledger.store.terms import ensure_terms
 
@@ -57,15 +57,15 @@ def asset_list(args: Namespace) -> int:
     with opened(args) as ledger, ledger.database.read() as connection:
         assets, assignments = store.list_assets(connection), store.list_assignments(connection)
     columns = (
-        Column(key="asset", title="asset"),
-        Column(key="kind", title="kind", spare=4),
-        Column(key="model", title="model", spare=1),
+        Column(key="asset", title="asset", name=True),
+        Column(key="kind", title="kind", spare=5),
+        Column(key="model", title="model", spare=2),
         Column(key="uuid"),
-        Column(key="cluster", title="cluster", spare=1),
-        Column(key="capacity_type", title="capacity", spare=2),
-        Column(key="valid_from_us", title="from", shape=Shape.TIME),
-        Column(key="valid_to_us", title="to", shape=Shape.TIME, spare=3),
-        Column(key="engines", title="engines"),
+        Column(key="cluster", title="cluster", spare=2),
+        Column(key="capacity_type", title="capacity", spare=3),
+        Column(key="valid_from_us", title="from", shape=Shape.TIME, spare=1),
+        Column(key="valid_to_us", title="to", shape=Shape.TIME, spare=4),
+        Column(key="engines", title="engines", name=True),
     )
     rows = [
         (
@@ -138,6 +138,14 @@ def price_add(args: Namespace) -> int:
     with opened(args) as ledger:
         currency = ledger.settings.currency
         new = ledger.database.write(lambda c: _add_price(c, price, ledger.settings))
+        with ledger.database.read() as connection:
+            known = {asset.asset_id for asset in store.list_assets(connection)}
+        if price.asset_id and price.asset_id not in known:
+            print(
+                f"kvledger: no asset is called {price.asset_id!r} yet: the price counts once `kvledger assets add` "
+                "has registered it; `kvledger assets list` shows those that are",
+                file=sys.stderr,
+            )
         sentence = f"{decimal_text(price.nanos_per_hour)} {currency} per hour from {format_time(price.valid_from_us)}"
         _said(sentence, new=new)
     return 0
@@ -149,7 +157,7 @@ def price_list(args: Namespace) -> int:
         prices = store.list_prices(connection)
     columns = (
         Column(key="price", title="no."),
-        Column(key="asset", title="asset"),
+        Column(key="asset", title="asset", name=True),
         Column(key="model", title="model", spare=1),
         Column(key="cluster", title="cluster", spare=1),
         Column(key="capacity_type", title="capacity", spare=2),
@@ -188,8 +196,8 @@ def price_import(args: Namespace) -> int:
                 f"{args.file}: its prices are in USD and this ledger's currency is {currency}; convert them"
             )
         new = ledger.database.write(lambda c: sum(_add_price(c, rule, ledger.settings) for rule in rules))
-    known = f", {len(rules) - new} were there already" if new < len(rules) else ""
-    print(f"{new} of {len(rules)} prices of {args.file} are new, valid from {format_time(start_us)}{known}")
+    known = f"; there already: {len(rules) - new:,}" if new < len(rules) else ""
+    print(f"{args.file}: {new:,} of {counted(len(rules), 'price')} new, valid from {format_time(start_us)}{known}")
     return 0
 
 
@@ -218,7 +226,7 @@ def tenant_list(args: Namespace) -> int:
         registered = {tenant.tenant: tenant for tenant in store.list_tenants(connection)}
         names = sorted({*registered, *store.seen_tenants(connection)})
     columns = (
-        Column(key="tenant", title="tenant"),
+        Column(key="tenant", title="tenant", name=True),
         Column(key="registered", title="registered"),
         Column(key="display", title="name"),
         Column(key="cost_center", title="cost center"),

@@ -17,18 +17,20 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ledger.cli import settings_of
 from ledger.commands.arguments import price
 from ledger.commands.opening import Ledger, make_folder, opened_or_made
-from ledger.core.periods import HOUR_US, SECOND_US, format_time, parse_time
+from ledger.core.periods import HOUR_US, SECOND_US, format_time, months_between, parse_time
 from ledger.errors import UsageError
 from ledger.producer import Plan, Prepared, prepare
 from ledger.replay import Replayed, run
 from ledger.reports.bill import show_bill
 from ledger.reports.monthly import read_statement
-from ledger.reports.render import console, duration
+from ledger.reports.render import console, counted, duration
 from ledger.store.terms import read_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator
+
+    from ledger.reference.replay import ReplaySummary
 
 DEMO_START = "2026-11-03T00:00:00Z"
 """A Tuesday, so that the day is a working day."""
@@ -151,26 +153,33 @@ def _tell(prepared: Prepared, done: Replayed, ledger: Ledger, args: Namespace) -
     elif done.duplicates:
         print(f"went on where an earlier run ended: {done.duplicates:,} of {done.accepted + done.duplicates:,} batches")
     print(
-        f"{summary.received:,} requests in {duration(done.end_us - summary.start_us)} of simulated time "
+        f"{_requests(summary)} in {duration(done.end_us - summary.start_us)} of simulated time "
         f"({done.replay_s:.1f} s): {summary.finished:,} finished, {summary.aborted:,} aborted, "
-        f"{summary.abandoned:,} abandoned, {summary.refused:,} refused, {summary.preemptions:,} preemptions"
+        f"{summary.abandoned:,} abandoned, {summary.refused:,} refused, {counted(summary.preemptions, 'preemption')}"
     )
     print(f"engines {', '.join(done.engines)}; settled {_settled(done)} in {done.settle_s:.1f} s")
     if summary.refused:
         print(f"  refused: longer than the pool holds; more than {prepared.blocks:,} --blocks would take them")
     with ledger.database.read() as connection:
-        month = read_terms(connection).month(summary.start_us)
+        months = months_between(summary.start_us, done.end_us, read_terms(connection).zone)
     which = "".join(f" --{name} {shlex.quote(value)}" for name, value in _given(args))
-    print(f"next: kvledger report --month {month}{which}")
-    print(f"      kvledger usage --by session{which}")
+    commands = [*(f"report --month {month}" for month in months), "usage --by session"]
+    for index, command in enumerate(commands):
+        print(f"{'      ' if index else 'next: '}kvledger {command}{which}")
 
 
 def _settled(done: Replayed) -> str:
     settled = done.settled
-    parts = [f"{settled.booked} intervals"]
-    parts += [f"{settled.revised} again"] if settled.revised else []
-    parts += [f"{settled.findings} findings"] if settled.findings else []
+    parts = [counted(settled.booked, "interval")]
+    parts += [f"{settled.revised:,} again"] if settled.revised else []
+    parts += [counted(settled.findings, "finding")] if settled.findings else []
     return ", ".join(parts)
+
+
+def _requests(summary: ReplaySummary) -> str:
+    """The trace's requests, and apart from them those that the engines sent to themselves."""
+    asked = counted(summary.received - summary.warmups, "request")
+    return f"{asked} and {counted(summary.warmups, 'warm-up')}"
 
 
 def _given(args: Namespace) -> list[tuple[str, str]]:
@@ -190,7 +199,7 @@ def _tell_next(final: Path, done: Replayed, migrated_s: float) -> None:
     print()
     simulated = duration(done.end_us - summary.start_us)
     print(
-        f"{summary.received:,} requests, {summary.steps:,} steps, {simulated} simulated\n"
+        f"{_requests(summary)}, {counted(summary.steps, 'step')}, {simulated} simulated\n"
         f"made tables in {migrated_s:.1f} s, replayed in {done.replay_s:.1f} s, settled in {done.settle_s:.1f} s"
     )
     print(f"Look further, in {final}:")

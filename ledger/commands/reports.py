@@ -10,16 +10,19 @@ from ledger.core.periods import format_time, period_end, period_start
 from ledger.core.settlement import Basis
 from ledger.errors import UsageError
 from ledger.reports.bill import csv_of, show_bill
-from ledger.reports.monthly import last_month, read_statement
-from ledger.reports.render import Column, Shape, Sheet, json_text, show
-from ledger.reports.statement import as_value
+from ledger.reports.monthly import booked_months, last_month, read_statement
+from ledger.reports.render import ABSENT, Column, Shape, Sheet, json_text, show
+from ledger.reports.statement import as_value, of_tenant
 from ledger.reports.usage import KEYS, By, columns
 from ledger.reports.usage import usage as read_usage
 from ledger.store import inputs
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
+    from ledger.core.periods import Month
+    from ledger.reports.statement import Statement
     from ledger.reports.usage_rows import UsageRow
 
 NO_FACTS = "there are no facts yet; `kvledger replay` brings some"
@@ -46,17 +49,19 @@ TITLES = {
 }
 """Figures that a table has room for; JSON and CSV have all."""
 
+TENANTS_NAMED = 12
+"""So many names fit in a line that is still read."""
 
 SPARE = {
     "engine": 9,
     "outcome": 8,
-    "request": 0,
+    "session": 1,
     "output_tokens": 5,
     "compute_us": 4,
     "capacity_block_us": 3,
     "free_block_us": 2,
 }
-"""What a narrow table goes without first; a pool keeps its name."""
+"""What a narrow table goes without, the highest first; only requests go without a part of their name."""
 
 
 def usage(args: Namespace) -> int:
@@ -71,8 +76,7 @@ def usage(args: Namespace) -> int:
             end_us = period_end(last_us) if args.end is None else args.end
             if start_us >= end_us:
                 raise UsageError(
-                    f"the range from {format_time(start_us)} to {format_time(end_us)} has no length; "
-                    f"facts lie from {format_time(first_us)} to {format_time(last_us)}: mend --from or --to"
+                    f"{_empty_range(args)}; facts lie from {format_time(first_us)} to {format_time(last_us)}"
                 )
             rows = read_usage(ledger.database, start_us=start_us, end_us=end_us, by=by)
         currency = ledger.settings.currency
@@ -95,19 +99,53 @@ def report(args: Namespace) -> int:
         month = str(args.month) if args.month is not None else last_month(ledger.database)
         if month is None:
             raise UsageError("no month has bookings yet; `kvledger settle` books what is over, --month names one")
-        statement = read_statement(ledger.database, month, now_us=now_us(), tenant=args.tenant, basis=basis)
+        whole = read_statement(ledger.database, month, now_us=now_us(), basis=basis)
+        missing = _missing(whole, args.tenant, booked_months(ledger.database))
+    statement = whole if args.tenant is None else of_tenant(whole, args.tenant)
     if args.format == "json":
         print(json_text(as_value(statement)))
     elif args.format == "csv":
         sys.stdout.write(csv_of(statement))
-    else:
+    elif missing is None:
         show_bill(statement, sys.stdout)
+    if missing is not None:
+        # For a person this is the answer; a program has its answer already.
+        print(missing, file=sys.stdout if args.format == "table" else sys.stderr)
     return 0
+
+
+def _missing(whole: Statement, tenant: str | None, months: Sequence[Month]) -> str | None:
+    """One line where there is nothing to state, with what there is instead; None where there is something."""
+    if not whole.lines and whole.month not in map(str, months):
+        if not months:
+            return f"nothing is booked in {whole.month}, nor in any month; `kvledger settle` books what is over"
+        there = f"{months[0]}" if len(months) == 1 else f"{months[0]} to {months[-1]}"
+        return f"nothing is booked in {whole.month}; there are bookings in {there}"
+    tenants = sorted({line.tenant for line in whole.lines if line.tenant})
+    elsewhere = {memo.tenant for memo in whole.memos} | {a.tenant for a in whole.adjustments}
+    if tenant is None or tenant in tenants or tenant in elsewhere:
+        return None
+    if not tenants:
+        return f"nothing is booked on {tenant} in {whole.month}, nor on any tenant"
+    more = f" and {len(tenants) - TENANTS_NAMED:,} more" if len(tenants) > TENANTS_NAMED else ""
+    return (
+        f"nothing is booked on {tenant} in {whole.month}; there are bookings on "
+        f"{', '.join(tenants[:TENANTS_NAMED])}{more}"
+    )
+
+
+def _empty_range(args: Namespace) -> str:
+    """Why a range has no length, in terms of what was given."""
+    if args.end is None:
+        return f"--from {format_time(args.start)} does not lie before the last fact"
+    if args.start is None:
+        return f"--to {format_time(args.end)} does not lie after the first fact"
+    return f"the range from {format_time(args.start)} to {format_time(args.end)} has no length: mend --from or --to"
 
 
 def _column(key: str, by: By) -> Column:
     if key in KEYS[by]:
-        spare = {By.POOL: 0, By.REQUEST: SPARE.get(key, 1)}.get(by, 0)
-        return Column(key=key, title=key, spare=spare, absent="(the rest)")
+        spare = SPARE.get(key, 0) if by is By.REQUEST else 0
+        return Column(key=key, title=key, spare=spare, name=True, absent="(the rest)", blank=ABSENT)
     shape = next(shape for ending, shape in SHAPES.items() if key.endswith(ending))
     return Column(key=key, title=TITLES.get(key, ""), shape=shape, summed=True, spare=SPARE.get(key, 0))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from ledger import ingest
 from ledger.cli import FOUND, OK, settings_of
-from ledger.commands.opening import Ledger, connected, file_of, make_folder, now_us, opened
+from ledger.commands.opening import Ledger, connected, make_folder, now_us, opened
 from ledger.errors import UsageError
 from ledger.reports.render import Column, Shape, Sheet, show
 from ledger.store import migrate, quarantine
+from ledger.store.database import file_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -65,7 +66,7 @@ def quarantine_list(args: Namespace) -> int:
     columns = (
         Column(key="id", title="id", shape=Shape.TEXT),
         Column(key="received_us", title="received", shape=Shape.TIME, spare=2),
-        Column(key="engine", title="engine"),
+        Column(key="engine", title="engine", name=True),
         Column(key="boot_id"),
         Column(key="seq", title="seq", shape=Shape.COUNT),
         Column(key="reason", title="reason"),
@@ -100,5 +101,5 @@ def quarantine_retry(args: Namespace) -> int:
             refused += outcome.refusal is not None
             why = f": {outcome.refusal.reason}: {outcome.refusal.detail}" if outcome.refusal else ""
             print(f"{number} {outcome.status}{why}")
-    print(f"{len(numbers) - refused} taken, {refused} stay refused" if numbers else "nothing was refused")
+    print(f"{len(numbers) - refused} taken, {refused} still refused" if numbers else "nothing was refused")
     return FOUND if refused else OK

@@ -15,33 +15,30 @@ if TYPE_CHECKING:
     from ledger.core.blocks import BlockAccounts
 
 
-class Key:
-    """Identity of a (tenant, session): who computed a block is compared by it. One object for each."""
+Key: TypeAlias = tuple[str, str]
+"""Tenant and session: who computed a block."""
 
-    __slots__ = ("__weakref__", "session", "tenant")
-
-    def __init__(self, tenant: str, session: str) -> None:
-        self.tenant = tenant
-        self.session = session
+NOBODY = Dimensions(tenant=UNATTRIBUTED)
 
 
 class Ticks:
-    """The steps scheduled so far, their integral, and which tables must be looked at in which step."""
+    """The steps scheduled so far, and their integral."""
 
-    __slots__ = ("acc", "due", "n")
+    __slots__ = ("acc", "n")
 
     def __init__(self) -> None:
         self.n = 0
         self.acc = 0
-        self.due: dict[int, list[Table]] = {}
 
 
 class Holder:
     """What block accounting has to know of a request. ``frontier`` excludes the ticks while ``steady``."""
 
-    __slots__ = ("frontier", "held", "loose", "steady", "tables")
+    __slots__ = ("dims", "frontier", "held", "key", "loose", "steady", "tables")
 
-    def __init__(self) -> None:
+    def __init__(self, dims: Dimensions = NOBODY) -> None:
+        self.dims = dims
+        self.key: Key = (dims.tenant, dims.session)
         self.frontier = 0
         """Positions scheduled so far, from the start of the prompt."""
         self.loose = 0
@@ -56,15 +53,13 @@ class Holder:
 class Account:
     """Cached blocks of one session in one pool; the integral starts with the period of the first change."""
 
-    __slots__ = ("acc", "blocks", "dims", "tables", "touched")
+    __slots__ = ("acc", "blocks", "dims", "touched")
 
     def __init__(self, dims: Dimensions) -> None:
         self.dims = dims
         self.blocks = 0
         self.acc = 0
         self.touched = False
-        self.tables = 0
-        """Tables of live requests that will leave their blocks here."""
 
 
 class Table:
@@ -72,14 +67,12 @@ class Table:
 
     __slots__ = (
         "acc",
-        "account",
         "ahead",
         "ahead_acc",
         "ahead_falls",
         "base",
         "done",
         "due",
-        "end",
         "falls",
         "group",
         "holder",
@@ -90,23 +83,22 @@ class Table:
         "order",
         "own",
         "pool",
-        "queued",
         "shared",
         "shared_ahead",
         "shared_unfilled",
         "size",
+        "spot",
         "tail",
         "unfilled",
         "unfilled_acc",
     )
 
-    def __init__(self, pool: BlockAccounts, holder: Holder, group: int, size: int, account: Account) -> None:
+    def __init__(self, pool: BlockAccounts, holder: Holder, group: int, size: int) -> None:
         self.pool = pool
         self.holder = holder
         self.group = group
         self.size = size
         """Slots of a block; 0 where blocks have none (state groups)."""
-        self.account = account
         self.own = self.acc = 0
         self.nodes: frozenset[Node] = frozenset()
         self.shared = self.shared_unfilled = self.shared_ahead = 0
@@ -117,19 +109,22 @@ class Table:
         self.marked_unfilled = self.marked_ahead = 0
         """The part of own slots that is written down block by block."""
         self.order: list[int | None] = []
-        self.base = self.end = self.tail = 0
-        """Positions: of the first block, behind the last, and from where blocks are an ordinary tail."""
+        self.base = self.tail = 0
+        """Positions: of the first block, and from where blocks are an ordinary tail."""
         self.opens: dict[int, int] = {}
         """First position of each block whose fill is written down."""
-        self.due = self.queued = -1
-        """The tick at which its tail is full, and the one at which it is looked at next (not later)."""
+        self.due = self.spot = -1
+        """The tick at which its tail is full, and its spot on the pool's wheel; -1 while no tick concerns it."""
         self.done = (0, 0, 0)
         """For the settling alone: the charges up to the last boundary."""
 
+    @property
+    def end(self) -> int:
+        """The position behind the last block."""
+        return self.base + len(self.order) * self.size
+
 
 Owner: TypeAlias = Account | Table | Cell | None
-
-NOBODY = Dimensions(tenant=UNATTRIBUTED)
 
 
 def tally(owners: tuple[Owner, ...]) -> dict[Owner, int]:

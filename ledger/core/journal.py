@@ -5,8 +5,7 @@ Invariants:
 * the postings of a transaction sum to zero: assets are credited (negative), accounts debited (positive);
 * its id derives from its key alone, so writing it twice is noticed by the store;
 * revision n+1 carries the reversal of what n booked and the new amounts together, so the sum over all revisions of an
-  interval is always what the last one books;
-* a month's statement digest covers the one before it, so that a change in a closed month breaks every later one.
+  interval is always what the last one books.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ledger.core.digests import digest
-from ledger.core.settlement import Account, Allocation, IntervalInputs, Kind
-from ledger.core.timeline import trimmed
+from ledger.core.settlement import Allocation, Kind
 
 FIRST_REVISION = 1
 
@@ -115,68 +113,3 @@ def reversal_of(transaction: Transaction) -> tuple[Posting, ...]:
         for posting in transaction.postings
         if not posting.reversal
     )
-
-
-def book(
-    allocation: Allocation,
-    inputs: IntervalInputs,
-    *,
-    group: str,
-    currency: str,
-    belongs_to: str,
-    booked_at_us: int,
-    previous: Transaction | None = None,
-) -> Transaction | None:
-    """The transaction that books ``allocation``; None if ``previous``, the last revision, had the same inputs."""
-    found = inputs_digest(inputs)
-    if previous is not None and previous.inputs_digest == found:
-        return None
-    assert previous is None or (previous.group, previous.start_us, previous.end_us) == (
-        group,
-        inputs.start_us,
-        inputs.end_us,
-    ), previous
-    revision = previous.revision + 1 if previous else FIRST_REVISION
-    postings = (*(reversal_of(previous) if previous else ()), *postings_of(allocation))
-    assert sum(posting.amount_nanos for posting in postings) == 0, postings
-    return Transaction(
-        transaction_id=transaction_id(group, inputs.start_us, revision),
-        group=group,
-        start_us=inputs.start_us,
-        end_us=inputs.end_us,
-        revision=revision,
-        currency=currency,
-        belongs_to=belongs_to,
-        booked_at_us=booked_at_us,
-        inputs_digest=found,
-        reverses=previous.transaction_id if previous else None,
-        postings=postings,
-    )
-
-
-def balance(account: Account | str, transactions: tuple[Transaction, ...]) -> int:
-    """Nanos that stand on an account (or, negative, an asset) after ``transactions``."""
-    return sum(
-        posting.amount_nanos
-        for transaction in transactions
-        for posting in transaction.postings
-        if posting.account == str(account)
-    )
-
-
-def inputs_digest(inputs: IntervalInputs) -> str:
-    """Digest over every field of the inputs that can matter: without what lies after the interval's end."""
-    return digest(trimmed(inputs))
-
-
-def transaction_digest(transaction: Transaction) -> str:
-    """Digest over every field of a transaction and its postings."""
-    return digest(transaction)
-
-
-def statement_digest(previous: str | None, month: str, content: object) -> str:
-    """Digest of a closed month's statement, chained to that of the month before (None: the first).
-
-    ``content`` is any record of frozen dataclasses and tuples; every field of it is covered.
-    """
-    return digest(("statement", previous, month), content)

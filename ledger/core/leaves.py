@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 from ledger.core.sharing import Cell, Node, final, split
 from ledger.core.slots import SlotAccounts
 
+NONE: frozenset[Node] = frozenset()
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ledger.core.holders import Holder, Owner, Table, Ticks
+    from ledger.core.holders import Holder, Key, Owner, Table, Ticks
 
 
 class LeafAccounts(SlotAccounts):
     """The shared blocks of one pool."""
+
+    computed_by: list[Key | None]
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class LeafAccounts(SlotAccounts):
             self.retune(t, other)
             self._change_pool_slots(t, unfilled - other.size * count, ahead)
         cell = Cell(table.group, node)
+        self._name(cell, mine)
         self.leaves[node] = None
         for block in mine:
             self.owner[block] = cell
@@ -70,9 +75,16 @@ class LeafAccounts(SlotAccounts):
         return count
 
     def _join(
-        self, t: int, table: Table, cell: Cell, count: int, *, blocks: Sequence[int], owners: tuple[Owner, ...]
+        self,
+        t: int,
+        table: Table,
+        cell: Cell,
+        count: int,
+        *,
+        blocks: Sequence[int] = (),
+        owners: tuple[Owner, ...] = (),
     ) -> int:
-        """One more holder of a leaf, or of the named part of it."""
+        """One more holder of a leaf, or (``count`` tells) of the part of it that is named."""
         if cell.group != table.group:
             self.fault("wrong_group")
             return 0
@@ -83,13 +95,37 @@ class LeafAccounts(SlotAccounts):
         if count < node.blocks:
             node = self._part(t, cell, [b for b, was in zip(blocks, owners, strict=True) if was is cell], table.size)
         node.change_holders(t, 1)
-        charged = node.values(t)
-        table.shared -= charged[0]
-        table.shared_unfilled -= charged[1]
-        table.shared_ahead -= charged[2]
+        table.shared -= node.rate * t + node.acc
+        if node.slotted:
+            _, unfilled, ahead = node.values(t)
+            table.shared_unfilled -= unfilled
+            table.shared_ahead -= ahead
         table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
-        self._count(table, count)
+        self.holding[table] = None
+        table.holder.held += count
         return count
+
+    def _name(self, cell: Cell, blocks: Sequence[int]) -> None:
+        """Note all blocks of a leaf, and who computed them: that stands while anybody holds them."""
+        cell.named = list(blocks)
+        writers = {self.computed_by[block] for block in blocks}
+        cell.writer = writers.pop() if len(writers) == 1 else None
+
+    def whole_leaves(self, blocks: Sequence[int]) -> tuple[list[Cell], int]:
+        """Leaves with whose blocks, all of them and in the order noted, ``blocks`` begin; how many blocks that is."""
+        owner = self.owner
+        cells: list[Cell] = []
+        at = 0
+        while at < len(blocks):
+            cell = owner[blocks[at]]
+            if type(cell) is not Cell or cell in cells:
+                break
+            end = at + cell.node.blocks
+            if cell.named != blocks[at:end]:
+                break
+            cells.append(cell)
+            at = end
+        return cells, at
 
     def _part(self, t: int, cell: Cell, blocks: Sequence[int], size: int) -> Node:
         """The named blocks of a leaf become a leaf of their own."""
@@ -98,6 +134,7 @@ class LeafAccounts(SlotAccounts):
         parted = split(t, cell, len(blocks), unfilled, ahead)
         for block in blocks:
             self.owner[block] = parted
+        self._name(parted, blocks)
         self.leaves[cell.node] = None
         self.leaves[parted.node] = None
         return parted.node
@@ -106,11 +143,12 @@ class LeafAccounts(SlotAccounts):
         """The table gives up a leaf: its pointer above is brought down to it first."""
         if node not in table.nodes:
             self._bring_down(table, node)
-        charged = node.values(t)
-        table.shared += charged[0]
-        table.shared_unfilled += charged[1]
-        table.shared_ahead += charged[2]
-        table.nodes -= {node}
+        table.shared += node.rate * t + node.acc
+        if node.slotted:
+            _, unfilled, ahead = node.values(t)
+            table.shared_unfilled += unfilled
+            table.shared_ahead += ahead
+        table.nodes = table.nodes - {node} if len(table.nodes) > 1 else NONE
         if node.holders == 1 and table.size:
             self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
         node.change_holders(t, -1)

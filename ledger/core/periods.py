@@ -49,11 +49,6 @@ class Interval:
     def length_us(self) -> int:
         return self.end_us - self.start_us
 
-    def overlap(self, other: Interval) -> Interval | None:
-        """What both have in common; None where that is nothing."""
-        start, end = max(self.start_us, other.start_us), min(self.end_us, other.end_us)
-        return Interval(start, end) if start < end else None
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Month:

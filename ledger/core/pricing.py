@@ -15,11 +15,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ledger.core.money import apportion
-from ledger.core.periods import HOUR_US, on_grid
-from ledger.errors import Refusal
+from ledger.core.periods import HOUR_US
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from ledger.core.settlement import AssetTerms, PriceSpan, ShareSpan
 
@@ -94,72 +93,6 @@ def asset_segments(asset: AssetTerms, start_us: int, end_us: int) -> tuple[Asset
                     )
                 )
     return tuple(segments)
-
-
-def check_asset(asset: AssetTerms) -> Refusal | None:
-    """Why these terms cannot be booked, or None: what every price and share must obey.
-
-    Prices do not overlap, are not negative and lie on the 15-second grid; shares are within 0 … 1 000 000 millionths
-    and sum to no more than that at any instant.
-    """
-    last_end: int | None = 0
-    for price in asset.prices:
-        if price.nanos_per_hour is not None and price.nanos_per_hour < 0:
-            detail = f"{asset.asset_id}: a price of {price.nanos_per_hour} nanos an hour is below 0: correct the price"
-            return Refusal(reason="price_negative", detail=detail)
-        for edge in (price.valid_from_us, price.valid_to_us):
-            if edge is not None and price.nanos_per_hour is not None and not on_grid(edge):
-                detail = f"{asset.asset_id}: a price changes at {edge} µs, off the 15-second grid: move it to the grid"
-                return Refusal(reason="price_off_grid", detail=detail)
-        if last_end is None or price.valid_from_us < last_end:
-            detail = (
-                f"{asset.asset_id}: two prices are valid at {price.valid_from_us} µs: end the first before the second"
-            )
-            return Refusal(reason="price_overlap", detail=detail)
-        last_end = price.valid_to_us
-    return check_shares(asset.asset_id, asset.shares)
-
-
-def check_shares(asset_id: str, shares: Sequence[ShareSpan]) -> Refusal | None:
-    """Why these shares of one asset cannot stand together, or None."""
-    for share in shares:
-        if not 0 <= share.share_ppm <= WHOLE_PPM:
-            detail = f"{asset_id}: a share of {share.share_ppm} ppm is outside 0 … {WHOLE_PPM}: correct the share"
-            return Refusal(reason="share_range", detail=detail)
-        if share.valid_to_us is not None and share.valid_to_us < share.valid_from_us:
-            detail = f"{asset_id}: a share ends at {share.valid_to_us} µs, before it begins: correct its validity"
-            return Refusal(reason="share_validity", detail=detail)
-    for at_us in sorted({share.valid_from_us for share in shares}):
-        total = sum(ppm for _, ppm in _shares_at(shares, at_us))
-        if total > WHOLE_PPM:
-            detail = f"{asset_id}: shares at {at_us} µs sum to {total} ppm, the most is {WHOLE_PPM}: lower or end one"
-            return Refusal(reason="share_sum", detail=detail)
-    return None
-
-
-def divide_asset(stated: Mapping[str, int], unstated: Iterable[str]) -> tuple[tuple[str, int], ...] | Refusal:
-    """Shares in millionths of one asset at one instant, by engine.
-
-    ``stated`` shares stand as they are; the engines of ``unstated`` that state none have what is left equally (the
-    odd millionths go to the first names). Stated shares above the whole are refused.
-    """
-    total = sum(stated.values())
-    if total > WHOLE_PPM:
-        detail = f"shares sum to {total} ppm, the most is {WHOLE_PPM}: lower or end one"
-        return Refusal(reason="share_sum", detail=detail)
-    equal = sorted(set(unstated) - set(stated))
-    parts = apportion(WHOLE_PPM - total, [1] * len(equal), equal) if equal else []
-    return tuple(sorted((*stated.items(), *zip(equal, parts, strict=True))))
-
-
-def memory_share_ppm(instance_bytes: int, device_bytes: int) -> int | Refusal:
-    """A MIG instance's share of its GPU: its memory over the device's, rounded down, so that a full set fits."""
-    if not 0 < instance_bytes <= device_bytes:
-        detail = (
-            f"an instance of {instance_bytes} bytes on a device of {device_bytes}: it is from 1 to the device's size"
-        )
-        return Refusal(reason="share_memory", detail=detail)
-    return instance_bytes * WHOLE_PPM // device_bytes
 
 
 def _shares_at(shares: Sequence[ShareSpan], at_us: int) -> tuple[tuple[str, int], ...]:

@@ -186,7 +186,7 @@ class GroupPeriod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPeriod:
-    """The totals of a pool in a period. ``active + cached + free = blocks × length`` (law 1)."""
+    """The totals of a pool in a period. ``active + cached + free = blocks x length`` (law 1)."""
 
     pool: str
     blocks: int

@@ -39,6 +39,7 @@ class Node:
         "holders",
         "parts",
         "rate",
+        "slotted",
         "unfilled",
         "unfilled_acc",
         "unfilled_rate",
@@ -50,6 +51,8 @@ class Node:
         self.blocks = blocks
         self.rate = blocks * ONE // holders
         self.acc = -self.rate * t
+        self.slotted = False
+        """Whether it has ever had slots to fill: for the others two of three charges are nought."""
         self.unfilled = self.unfilled_rate = self.unfilled_acc = 0
         self.ahead = self.ahead_rate = self.ahead_acc = 0
         self.up = up
@@ -66,6 +69,7 @@ class Node:
 
     def change_slots(self, t: int, unfilled: int, ahead: int) -> None:
         """The leaf's slot counts change by so many from ``t`` on."""
+        self.slotted = True
         self.unfilled += unfilled
         self.ahead += ahead
         rate = self.unfilled * ONE // self.holders if self.holders else 0

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 
 from ledger.core.holders import Holder, Owner, Table, Ticks
 from ledger.core.sharing import Cell
+from ledger.limits import STEPS_IN_FLIGHT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-LOOSE_WHILE_STEADY_MAX = 64
-"""Steps in flight, each with one token; the hook has no more at a time."""
 
 
 class SlotAccounts:
@@ -34,6 +32,9 @@ class SlotAccounts:
         self.unfilled = self.unfilled_acc = self.falls = 0
         """Unfilled slots less the slots of all active blocks, as in the tables."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
+        self.wheels: dict[int, dict[int, dict[Table, None]]] = {}
+        """By block size: a falling table lies at the spot ``due % size``. It stays there when it takes one block more
+        in time, so a tick looks at those of one spot and moves none of them."""
         self.fills: dict[int, int] = {}
         """Filled slots of blocks not yet full whose fill is written down; negative: so far ahead of it."""
 
@@ -43,48 +44,101 @@ class SlotAccounts:
 
     def retune(self, t: int, table: Table) -> None:
         """Bring a table's slot counts to its frontier, and say when a steady one has to be looked at again."""
-        ticks = self.ticks
-        steady = table.holder.steady
-        frontier = self._frontier(table)
-        end = table.end
-        low = min(max(frontier, table.tail), end)
-        top = min(max(frontier + self.lookahead, table.tail), end)
+        n = self.ticks.n
+        holder = table.holder
+        steady = holder.steady
+        end = table.base + len(table.order) * table.size
+        low = holder.frontier + n if steady else holder.frontier
+        top = low + self.lookahead
+        # min(max(frontier, tail), end), written out: as calls these would be half of the function's cost.
+        tail = table.tail
+        low = max(tail, low)
+        low = min(end, low)
+        top = max(tail, top)
+        top = min(end, top)
         unfilled = end - top
         ahead = top - low
         falls = 1 if steady and unfilled else 0
         ahead_falls = 1 if steady and ahead and not unfilled else 0
         step = falls - table.falls
-        new = unfilled + table.marked_unfilled - table.own * table.size + (ticks.n if falls else 0)
+        new = unfilled + table.marked_unfilled - table.own * table.size + (n if falls else 0)
         change = new - table.unfilled
         if change or step:
             table.unfilled = new
-            table.unfilled_acc += step * (ticks.n * t + ticks.acc) - change * t
+            table.unfilled_acc += step * (n * t + self.ticks.acc) - change * t
             table.falls = falls
-            change -= step * ticks.n
+            change -= step * n
             self.unfilled += change
             self.unfilled_acc -= change * t
             self.falls += step
-        step = ahead_falls - table.ahead_falls
-        new = ahead + table.marked_ahead + (ticks.n if ahead_falls else 0)
+        if self.lookahead:
+            self._retune_ahead(t, table, ahead, ahead_falls)
+        if falls or ahead_falls:
+            due = table.due = n + (unfilled or ahead)
+            spot = due % table.size
+        else:
+            table.due = spot = -1
+        if spot != table.spot:
+            self._place(table, spot)
+
+    def _place(self, table: Table, spot: int) -> None:
+        """Move a table on the wheel, or (-1) off it."""
+        wheel = self.wheels.setdefault(table.size, {})
+        was = table.spot
+        if was >= 0:
+            del wheel[was][table]
+            if not wheel[was]:
+                del wheel[was]
+        if spot >= 0:
+            wheel.setdefault(spot, {})[table] = None
+        table.spot = spot
+
+    def _nothing_to_fill(self, t: int, table: Table) -> None:
+        """The table ends at its tail and has no own blocks: what :meth:`retune` would find, at a third."""
+        if table.falls or self.lookahead or table.marked_unfilled:
+            self.retune(t, table)
+        else:
+            gone = table.unfilled
+            until = gone * t
+            table.unfilled = 0
+            table.unfilled_acc += until
+            self.unfilled -= gone
+            self.unfilled_acc += until
+
+    def stand_still(self, t: int, table: Table) -> None:
+        """The holder is steady no more, with its frontier where it was: what :meth:`retune` would find, at a third."""
+        if self.lookahead:
+            self.retune(t, table)
+        elif table.falls:
+            table.unfilled -= self.ticks.n
+            table.unfilled_acc -= self.ticks.acc
+            table.falls = 0
+            self.falls -= 1
+            table.due = -1
+            self._place(table, -1)
+
+    def _retune_ahead(self, t: int, table: Table, ahead: int, falls: int) -> None:
+        """The look-ahead part of :meth:`retune`."""
+        ticks = self.ticks
+        step = falls - table.ahead_falls
+        new = ahead + table.marked_ahead + (ticks.n if falls else 0)
         change = new - table.ahead
         if change or step:
             table.ahead = new
             table.ahead_acc += step * (ticks.n * t + ticks.acc) - change * t
-            table.ahead_falls = ahead_falls
+            table.ahead_falls = falls
             change -= step * ticks.n
             self.ahead += change
             self.ahead_acc -= change * t
             self.ahead_falls += step
-        if falls or ahead_falls:
-            table.due = due = ticks.n + (unfilled or ahead)
-            if not ticks.n <= table.queued <= due:
-                table.queued = due
-                ticks.due.setdefault(due, []).append(table)
-        else:
-            table.due = -1
 
-    def fall(self, t: int) -> None:
+    def tick(self, t: int) -> None:
         """Fill one slot of every steady table; called before the tick is counted."""
+        n = self.ticks.n
+        for size, wheel in self.wheels.items():
+            # Mostly nobody: whoever was due has taken a block for this very step.
+            for table in [table for table in wheel.get(n % size, ()) if table.due == n]:
+                self.retune(t, table)
         if self.falls:
             self.unfilled -= self.falls
             self.unfilled_acc += self.falls * t
@@ -122,7 +176,7 @@ class SlotAccounts:
         if table.size:
             self.write_down(t, table, table.order)
             table.order = []
-            table.base = table.end = table.tail = 0
+            table.base = table.tail = 0
             table.opens = {}
             self.retune(t, table)
 
@@ -138,8 +192,8 @@ class SlotAccounts:
         order = table.order
         named = blocks if isinstance(blocks, set) else set(blocks)
         if holder.steady:
-            # What is loose is known only when it is not steady any more, and not more than this.
-            first = max(self._frontier(table) - LOOSE_WHILE_STEADY_MAX, table.tail)
+            # What is loose is known only when it is not steady any more, and not more than one token a step in flight.
+            first = max(self._frontier(table) - STEPS_IN_FLIGHT_MAX, table.tail)
             if first >= table.end or named.isdisjoint(order[(first - table.base) // size :]):
                 return
             self.unsteady(t, holder)
@@ -175,7 +229,6 @@ class SlotAccounts:
                 del order[(first - table.base) // size :]
                 while order and order[-1] is None:
                     order.pop()
-                table.end = table.base + len(order) * size
             table.tail = table.end
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
@@ -192,7 +245,6 @@ class SlotAccounts:
                 order[(start - table.base) // size] = None
         while order and order[-1] is None:
             order.pop()
-            table.end -= size
         table.tail = min(table.tail, table.end)
         self.retune(t, table)
 

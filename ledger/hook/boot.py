@@ -11,23 +11,24 @@ import threading
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
-from ledger.core.holders import Key, Table, held_blocks
+from ledger.core.holders import Table, held_blocks
 from ledger.core.records import (
     PERIOD_US,
     UNATTRIBUTED,
     Batch,
     Boot,
     Dimensions,
+    Outcome,
     PoolClose,
     PoolOpen,
     Source,
 )
 from ledger.hook.histograms import Log
 from ledger.hook.periods import Cut, PoolCut, Settler, no_rest
-from ledger.hook.requests import Request
+from ledger.hook.requests import UNPROCESSED, Request
 from ledger.hook.steps import LONG_AGO, Steps
+from ledger.limits import CUTS_WAITING_MAX, PERIODS_AT_ONCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from ledger.core.blocks import BlockAccounts
 
 HOUR_US = 3_600_000_000
-
-PERIODS_AT_ONCE_MAX = 7 * 24 * 240
-"""A week in one go: a longer leap of the clock is a fault, or a wrong time would keep the engine busy for ever."""
-
-CUTS_WAITING_MAX = 240
-"""An hour of unsettled periods; beyond it the engine's thread settles, or memory would grow without bound."""
 
 NEVER = 1 << 62
 
@@ -96,7 +91,7 @@ class PoolAccount:
         for account in accounts.touched:
             changed.append((account, account.blocks, account.blocks * t + account.acc))
             account.touched = False
-            if not account.blocks and not account.tables:
+            if not account.blocks:
                 accounts.accounts.pop(account.dims, None)
         accounts.touched = []
         accounts.let_go = []
@@ -132,7 +127,6 @@ class BootAccount:
         self.settler = Settler(emit)
         self.settling = threading.Lock()
         self.cuts: deque[Cut] = deque()
-        self.keys: WeakValueDictionary[tuple[str, str], Key] = WeakValueDictionary()
         self.steps = Steps(self.fault, self.complete)
         self.pools: list[PoolAccount] = []
         self.now = LONG_AGO
@@ -199,11 +193,7 @@ class BootAccount:
     # -- requests ------------------------------------------------------------------------------------
 
     def admit(self, name: str, dims: Dimensions, prompt: int, parent: str | None, arrived: int) -> Request:
-        identity = (dims.tenant, dims.session)
-        key = self.keys.get(identity)
-        if key is None:
-            key = self.keys[identity] = Key(*identity)
-        request = Request(name, dims, key, prompt=prompt, arrived_t=arrived, parent=parent)
+        request = Request(name, dims, prompt=prompt, arrived_t=arrived, parent=parent)
         self.steps.requests[name] = request
         self.admissions.append(request)
         self.steps.log.length_in.append((request.label, prompt))
@@ -215,6 +205,27 @@ class BootAccount:
         request.adopted = True
         return request
 
+    def finish(self, t: int, found: Request, outcome: Outcome, finish_reason: str) -> None:
+        """The request ended; it is complete once it holds nothing, and no step in flight computes for it."""
+        steps = self.steps
+        if found.steady:
+            steps.rouse(t, found)
+        missed = found.prompt - found.high
+        if missed > 0:
+            steps.counts(found)[UNPROCESSED] += missed
+        steps.touched[found] = None
+        found.ended_t = t
+        found.outcome = outcome
+        found.finish_reason = finish_reason
+        if steps.flight:
+            found.waits = sum([1 for step in steps.flight if found in step.entries])
+        log = steps.log
+        log.length_out.append((found.label, max(found.output, 0)))
+        if outcome is Outcome.FINISHED:
+            log.end_to_end.append((found.label, t - found.arrived_t))
+        if not found.held and not found.waits:
+            self.complete(found)
+
     def complete(self, request: Request) -> None:
         """Ended, holding nothing, and with no step in flight: its record goes out with this period."""
         if self.steps.requests.pop(request.id, None) is None:
@@ -224,9 +235,7 @@ class BootAccount:
         self.completed.append(request)
         for pool in self.pools:
             for tables in pool.tables:
-                table = tables.pop(request.id, None)
-                if table is not None:
-                    pool.accounts.forget(table)
+                tables.pop(request.id, None)
 
     # -- pools and periods ---------------------------------------------------------------------------
 

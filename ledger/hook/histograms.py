@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING
 
 from ledger.core.quantiles import bucket_index
 from ledger.core.records import Histogram
+from ledger.limits import PERIOD_LABELS_MAX, PERIOD_STEPS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ledger.hook.requests import Label
-
-LABELS_MAX = 64
-"""Scenario and priority pairs in a period: they come from headers, and a header may say anything."""
-
-STEPS_MAX = 1 << 18
-"""Steps of a period that are written down: at 15 s a step would take 57 µs, and no engine is that fast."""
 
 OTHER_LABEL: Label = ("other", 0)
 
@@ -46,7 +41,7 @@ class Log:
         self.length_out: list[tuple[Label, int]] = []
 
     def step(self, serial: int, duration: int, gap: int, requests: int) -> None:
-        if len(self.steps) < STEPS_MAX:
+        if len(self.steps) < PERIOD_STEPS_MAX:
             self.steps.append((serial, duration, gap, requests))
 
     def change(self, serial: int, label: Label, by: int) -> None:
@@ -112,7 +107,7 @@ def _labelled(
 ) -> list[Histogram | None]:
     kept: dict[Label, Counter[int]] = {}
     for label, counts in sorted(values):
-        kept.setdefault(label if len(kept) < LABELS_MAX else OTHER_LABEL, Counter()).update(counts)
+        kept.setdefault(label if len(kept) < PERIOD_LABELS_MAX else OTHER_LABEL, Counter()).update(counts)
     return [
         _histogram(name, tuple(sorted((*more, ("priority", str(priority)), ("scenario", scenario)))), counts)
         for (scenario, priority), counts in kept.items()

@@ -11,7 +11,6 @@ Times are the engine's monotonic microseconds and never fall.
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ledger.core.blocks import BlockAccounts
@@ -22,33 +21,22 @@ from ledger.core.records import (
     Dimensions,
     Group,
     GroupKind,
-    Outcome,
     PoolOpen,
     PreemptionReason,
     Shard,
     Source,
 )
-from ledger.hook.boot import BootAccount, PoolAccount
+from ledger.hook.boot import BootAccount
 from ledger.hook.periods import no_rest
-from ledger.hook.requests import (
-    KV_FULL,
-    OTHER,
-    OTHERS,
-    OWN,
-    PRIORITY,
-    RESET,
-    TRANSFERRED,
-    UNPROCESSED,
-    Request,
-    cover,
-)
+from ledger.hook.pool import PoolMeter
+from ledger.hook.requests import KV_FULL, OTHER, PRIORITY, RESET
 
 if TYPE_CHECKING:
     import threading
     from collections import Counter
     from collections.abc import Callable, Mapping, Sequence
 
-    from ledger.core.holders import Table
+    from ledger.core.records import Outcome
 
 NOTHING: Mapping[str, int] = {}
 
@@ -58,195 +46,6 @@ _REASONS = {
     PreemptionReason.RESET: RESET,
     PreemptionReason.OTHER: OTHER,
 }
-
-
-class PoolMeter:
-    """The account of one pool: made by :meth:`Meter.open`."""
-
-    def __init__(self, boot: BootAccount, pool: PoolAccount) -> None:
-        self._boot = boot
-        self._pool = pool
-        # What the frequent case of acquire() needs, a step nearer.
-        accounts = pool.accounts
-        self._tables = pool.tables
-        self._owner = accounts.owner
-        self._computed_by = accounts.computed_by
-        self._active = accounts.group_active
-        self._active_acc = accounts.group_acc
-        self._last = accounts.blocks
-        self._plain = not accounts.lookahead
-
-    @property
-    def name(self) -> str:
-        return self._pool.name
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Active, cached and free blocks at this moment."""
-        accounts = self._pool.accounts
-        active = accounts.active
-        return active, accounts.cached, accounts.blocks - active - accounts.cached
-
-    def acquire(  # noqa: C901  # the frequent case is written out: a call costs as much as its work
-        self,
-        t_us: int,
-        request: str,
-        group: int,
-        *,
-        hit: Sequence[int] = (),
-        loaded: Sequence[int] = (),
-        new: Sequence[int] = (),
-        covered_tokens: int | None = None,
-    ) -> None:
-        """``request`` takes blocks, in the order of its block table: first hits, then loaded, then new ones."""
-        boot = self._boot
-        try:
-            if t_us != boot.now:
-                if not boot.now <= t_us < boot.next:
-                    t_us = boot.turn(t_us)
-                boot.now = t_us
-            table = self._tables[group].get(request)
-            if table is None:
-                table = self._new_table(t_us, request, group)
-            elif table.falls and len(new) == 1 and not hit and not loaded and self._plain:
-                # The frequent case: a request in decode takes its next block. An empty one changes none of the
-                # slot counts (see Table.unfilled), so this is all of it.
-                block = new[0]
-                if 0 < block < self._last and self._owner[block] is None:
-                    self._owner[block] = table
-                    self._computed_by[block] = table.holder.key  # type: ignore[attr-defined]
-                    table.own += 1
-                    table.acc -= t_us
-                    self._active[group] += 1
-                    self._active_acc[group] -= t_us
-                    table.holder.held += 1
-                    table.order.append(block)
-                    size = table.size
-                    table.end += size
-                    table.due += size
-                    return
-            holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
-            if hit or loaded:
-                self._take_content(t_us, holder, table, hit=hit, loaded=loaded, covered_tokens=covered_tokens)
-            elif not table.order and table.size:
-                self._align(holder, table, 0)
-            if new:
-                self._pool.accounts.take_new(t_us, table, holder.key, new)
-            if not holder.steady and holder.held:
-                boot.steps.partial[request] = holder
-        except Exception:
-            boot.broken()
-
-    def _new_table(self, t: int, name: str, group: int) -> Table:
-        boot = self._boot
-        request = boot.steps.requests.get(name)
-        if request is None:
-            boot.fault("unknown_request")
-            request = boot.adopt(t, name)
-        elif request.ended_t is not None:
-            boot.fault("ended_request")
-        table = self._pool.accounts.table(request, group, request.dims)
-        self._pool.tables[group][name] = table
-        return table
-
-    def _align(self, holder: Request, table: Table, full: int) -> None:
-        """Where the first block of a group's table lies: groups beside the first skip what they need not hold."""
-        if not self._pool.leads or not table.group:
-            return
-        frontier = holder.frontier + (self._boot.steps.ticks.n if holder.steady else 0)
-        size = table.size
-        end = max(full * size, -(-frontier // size) * size) if full else frontier // size * size
-        table.base = table.end = table.tail = end - full * size
-
-    def _take_content(
-        self,
-        t: int,
-        holder: Request,
-        table: Table,
-        *,
-        hit: Sequence[int],
-        loaded: Sequence[int],
-        covered_tokens: int | None,
-    ) -> None:
-        steps = self._boot.steps
-        accounts = self._pool.accounts
-        owners = accounts.owners(hit) if hit else ()
-        if loaded:
-            accounts.owners(loaded)
-        if holder.steady:
-            steps.rouse(t, holder)
-        if self._pool.leads and not table.group and holder.ended_t is None:
-            size = table.size or 1
-            by = accounts.computed_by
-            runs: list[tuple[int, int]] = []
-            writers = [by[block] for block in hit] if len(hit) < 2 else itemgetter(*hit)(by)
-            own = writers.count(holder.key)
-            if own in (0, len(hit)):
-                runs.append((OWN if own else OTHERS, len(hit) * size))
-            else:
-                runs.extend((OWN if writer is holder.key else OTHERS, size) for writer in writers)
-            runs.append((TRANSFERRED, len(loaded) * size))
-            tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
-            cover(holder, steps.counts(holder), tokens, runs)
-            for other in holder.tables:
-                if other.order:
-                    other.pool.moved(t, other)
-        if not table.order and table.size:
-            self._align(holder, table, len(hit) + len(loaded))
-        if hit:
-            accounts.take_hit(t, table, hit, owners)
-        if loaded:
-            accounts.take_full(t, table, loaded)
-
-    def release(
-        self, t_us: int, request: str, blocks: Sequence[int], *, cached: Sequence[int] = (), freed: Sequence[int] = ()
-    ) -> None:
-        """``request`` lets ``blocks`` go; ``cached`` and ``freed`` are those among them that nobody holds any more."""
-        boot = self._boot
-        try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
-            if not blocks:
-                return
-            holder = boot.steps.requests.get(request)
-            if holder is None:
-                boot.fault("unknown_request")
-                return
-            # Blocks held only grow between two releases, so here is where to look for the most.
-            holder.peak_blocks = max(holder.peak_blocks, holder.held)
-            self._pool.accounts.release(t_us, holder, blocks, cached, freed)
-            if not holder.held:
-                boot.steps.partial.pop(request, None)
-                if holder.adopted and holder.ended_t is None:
-                    _finish(boot, t_us, holder, Outcome.FAILED, "unknown")
-                elif holder.ended_t is not None and not holder.waits:
-                    boot.complete(holder)
-        except Exception:
-            boot.broken()
-
-    def evict(self, t_us: int, blocks: Sequence[int]) -> None:
-        """Cached blocks lose their content and become free."""
-        boot = self._boot
-        try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
-            if blocks:
-                self._pool.accounts.evict(t_us, blocks)
-        except Exception:
-            boot.broken()
-
-    def close(self, t_us: int, reason: str = "shutdown") -> None:
-        """The pool goes away with all that is in it; the period is cut at ``t_us``."""
-        boot = self._boot
-        try:
-            if self._pool not in boot.pools:
-                boot.fault("pool_not_open")
-                return
-            boot.close_pools(boot.event(t_us, closing=True), (self._pool,), reason)
-        except Exception:
-            boot.broken()
 
 
 class Meter:
@@ -424,7 +223,7 @@ class Meter:
             if found is None or found.ended_t is not None:
                 boot.fault("unknown_request" if found is None else "ended_request")
                 return
-            _finish(boot, t, found, outcome, finish_reason)
+            boot.finish(t, found, outcome, finish_reason)
         except Exception:
             boot.broken()
 
@@ -482,23 +281,3 @@ class Meter:
         account = self._boot
         account.anchor(account.event(t_us, closing=True), boot)
         return Meter(account.source, boot, account.settler.emit, carried=account)
-
-
-def _finish(boot: BootAccount, t: int, found: Request, outcome: Outcome, finish_reason: str) -> None:
-    steps = boot.steps
-    if found.steady:
-        steps.rouse(t, found)
-    missed = found.prompt - found.high
-    if missed > 0:
-        steps.counts(found)[UNPROCESSED] += missed
-    steps.touched[found] = None
-    found.ended_t = t
-    found.outcome = outcome
-    found.finish_reason = finish_reason
-    found.waits = sum([1 for step in steps.flight if found in step.entries])
-    log = steps.log
-    log.length_out.append((found.label, max(found.output, 0)))
-    if outcome is Outcome.FINISHED:
-        log.end_to_end.append((found.label, t - found.arrived_t))
-    if not found.held and not found.waits:
-        boot.complete(found)

@@ -42,6 +42,7 @@ from ledger.core.records import (
 from ledger.core.sharing import SHIFT, divide, final
 from ledger.hook.histograms import Log, Tally
 from ledger.hook.requests import COUNTS, DRAFTED, REJECTED, Request
+from ledger.limits import LIGHT_ROWS, SLICE_ROWS, SORT_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,15 +52,6 @@ if TYPE_CHECKING:
 
 SYSTEM_DIMS = Dimensions(tenant=SYSTEM, session=NO_SESSION)
 STRAY_DIMS = Dimensions(tenant=UNATTRIBUTED, session=NO_SESSION)
-
-SLICE_ROWS = 16
-"""Rows between two rests: more at a time would be felt by the engine's thread."""
-
-LIGHT_ROWS = 64
-"""The same where a row is a microsecond or two."""
-
-SORT_ROWS = 128
-"""Rows sorted between two rests, about 0.1 ms."""
 
 Item = TypeVar("Item")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledger.core.holders import Holder, Key
+from ledger.core.holders import Holder
 
 if TYPE_CHECKING:
     from ledger.core.records import Dimensions, Outcome
@@ -37,7 +37,6 @@ class Request(Holder):
         "compute_sum",
         "counts",
         "counts_sum",
-        "dims",
         "ended_t",
         "finish_reason",
         "first_token_t",
@@ -46,7 +45,6 @@ class Request(Holder):
         "high",
         "holding_sums",
         "id",
-        "key",
         "known",
         "label",
         "last_token_t",
@@ -62,13 +60,9 @@ class Request(Holder):
         "waits",
     )
 
-    def __init__(
-        self, request: str, dims: Dimensions, key: Key, *, prompt: int, arrived_t: int, parent: str | None
-    ) -> None:
-        super().__init__()
+    def __init__(self, request: str, dims: Dimensions, *, prompt: int, arrived_t: int, parent: str | None) -> None:
+        super().__init__(dims)
         self.id = request
-        self.dims = dims
-        self.key = key
         self.label: Label = (dims.scenario, dims.priority)
         self.parent = parent
         self.prompt = self.known = prompt

@@ -18,14 +18,12 @@ from ledger.core.holders import Holder, Ticks
 from ledger.core.sharing import SHIFT
 from ledger.hook.histograms import Log
 from ledger.hook.requests import COUNTS, Request, accept, compute
+from ledger.limits import STEPS_IN_FLIGHT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ledger.core.blocks import BlockAccounts
-
-STEPS_IN_FLIGHT_MAX = 64
-"""Engines have one or two (pipeline parallel: one for each stage); more means that ends are not reported."""
 
 LONG_AGO = -(1 << 62)
 """Before every time of any clock."""
@@ -142,7 +140,7 @@ class Steps:
             request.last_token_t = self.last_end_t
         for table in request.tables:
             if table.size:
-                table.pool.retune(t, table)
+                table.pool.stand_still(t, table)
         del self.steady[request.id]
         self.names.remove(request.id)
         if request.held:
@@ -154,7 +152,6 @@ class Steps:
 
     def schedule(self, t: int, tokens: Mapping[str, int], total: int) -> None:
         """A step begins: whose tokens it computes."""
-        steady = self.steady
         apart, strays, total = self._exceptions(t, tokens, total)
         if len(self.flight) >= STEPS_IN_FLIGHT_MAX:
             self.fault("steps_in_flight")
@@ -163,11 +160,9 @@ class Steps:
         self.serial += 1
         self.flight.append(step)
         ticks = self.ticks
-        self._look_at_full(t)
-        if steady:
+        if self.steady:
             for pool in self.pools:
-                if pool.falls or pool.ahead_falls:
-                    pool.fall(t)
+                pool.tick(t)
         ticks.n += 1
         ticks.acc -= t
         for request, count in apart:
@@ -195,27 +190,6 @@ class Steps:
                     self.fault("total_differs")
                     total = actual
         return apart, strays, total
-
-    def _look_at_full(self, t: int) -> None:
-        """Tables whose tail was to be full by now; most have got a block since, and are looked at later."""
-        ticks = self.ticks
-        n = ticks.n
-        due = ticks.due
-        for table in due.pop(n, ()):
-            if table.queued != n:
-                continue
-            later = table.due
-            if later > n:
-                table.queued = later
-                waiting = due.get(later)
-                if waiting is None:
-                    due[later] = [table]
-                else:
-                    waiting.append(table)
-            else:
-                table.queued = -1
-                if later == n:
-                    table.pool.retune(t, table)
 
     def _all_steady(self, tokens: Mapping[str, int], apart: int) -> bool:
         """Whether every steady request is scheduled, given that there is room for just these beside ``apart`` others.

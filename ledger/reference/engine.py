@@ -8,7 +8,7 @@ then it schedules, the step runs, and whoever is answered lets go of its blocks 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
@@ -179,6 +179,8 @@ class Engine:
 
     def _arrive(self, at_us: int, trace: TraceRequest, flow: Flow) -> None:
         size = self.config.block_size
+        # A request that names no model asks for the one that is served.
+        dims = trace.dims if trace.dims.model else replace(trace.dims, model=self.config.model)
         fits = self.scheduler.fits(trace.prompt_tokens, trace.output_tokens)
         flow.open = trace.samples
         source: Callable[[], list[int]] = partial(self._hash, trace, flow)
@@ -193,7 +195,7 @@ class Engine:
             self.received += 1
             request = CoreRequest(
                 request=trace.request if trace.samples == 1 else f"{sample}_{trace.request}",
-                dims=trace.dims,
+                dims=dims,
                 arrived_us=at_us,
                 prompt_tokens=trace.prompt_tokens,
                 output_tokens=trace.output_tokens,
@@ -206,7 +208,7 @@ class Engine:
             self.hook.request(
                 self.now_us,
                 request.request,
-                trace.dims,
+                dims,
                 prompt_tokens=trace.prompt_tokens,
                 parent=trace.request if trace.samples > 1 else None,
                 arrived_us=at_us,

@@ -275,6 +275,24 @@ class _PoolLog:
         covered_tokens: int | None = None,
     ) -> None:
         self._inner.acquire(t_us, request, group, hit=hit, loaded=loaded, new=new, covered_tokens=covered_tokens)
+        self._acquired(t_us, request, group, hit=hit, loaded=loaded, new=new)
+
+    def grow(self, t_us: int, group: int, requests: Sequence[str], blocks: Sequence[int]) -> None:
+        """In the log each request's block is an ``acquire`` of its own."""
+        self._inner.grow(t_us, group, requests, blocks)
+        for request, block in zip(requests, blocks, strict=True):
+            self._acquired(t_us, request, group, new=(block,))
+
+    def _acquired(
+        self,
+        t_us: int,
+        request: str,
+        group: int,
+        *,
+        hit: Sequence[int] = (),
+        loaded: Sequence[int] = (),
+        new: Sequence[int] = (),
+    ) -> None:
         if self._paying:
             self._log.acquired(request, group, hit, loaded, new)
         self._log.line(

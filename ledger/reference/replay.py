@@ -40,6 +40,8 @@ class ReplaySummary:
     """When the last engine closed."""
     received: int
     """Core requests (children of ``n > 1`` each, warm-up included), which is also the number of their records."""
+    warmups: int
+    """Those of them that the engines sent to themselves."""
     finished: int
     aborted: int
     abandoned: int
@@ -187,6 +189,7 @@ def _summary(fleet: list[Engine], start_us: int, closed_us: int) -> ReplaySummar
         start_us=start_us,
         closed_us=start_us + closed_us,
         received=sum(engine.received for engine in fleet),
+        warmups=sum(engine.config.warmup_requests for engine in fleet),
         finished=total(Outcome.FINISHED),
         aborted=total(Outcome.ABORTED),
         abandoned=total(Outcome.ABANDONED),

@@ -172,7 +172,7 @@ def _tenants(statement: Statement, screen: Console) -> None:
     table.footer_style = "bold"
     whole = sum(totals.values())
     label = "all tenants" if statement.tenant is None else "total"
-    table.add_column("tenant", label, no_wrap=True, overflow="ellipsis")
+    table.add_column("tenant", label, overflow="fold", min_width=len(label))
     for kind in kinds:
         amount = sum(row.get(kind, 0) for row in sums.values())
         table.add_column(kind, money(amount), justify="right", no_wrap=True)
@@ -277,8 +277,9 @@ def _adjustments(statement: Statement, screen: Console) -> None:
     screen.print()
     screen.print(Text("Adjustments of months that are closed, in no sum above", style="bold"))
     table = Table(box=RULED, show_edge=False, pad_edge=False, header_style="bold")
-    for title in ("month", "account", "kind", "tenant"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for title in ("month", "account", "kind"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("tenant", overflow="fold", min_width=len("tenant"))
     table.add_column("amount", justify="right", no_wrap=True)
     for a in statement.adjustments:
         table.add_row(a.month, _name(a.account), a.kind, Text(a.tenant), decimal_text(a.amount_nanos))
@@ -292,7 +293,7 @@ def _engines(statement: Statement, screen: Console) -> None:
     screen.print()
     screen.print(Text("How busy, beside how full", style="bold"))
     table = Table(box=RULED, show_edge=False, pad_edge=False, header_style="bold")
-    table.add_column("engine", no_wrap=True, overflow="ellipsis")
+    table.add_column("engine", overflow="fold", min_width=len("engine"))
     for title in ("observed", "compute busy", "blocks active", "cached", "free"):
         table.add_column(title, justify="right", no_wrap=True)
     for e in statement.engines:

@@ -9,11 +9,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ledger.core.periods import months_between
 from ledger.reports.statement import from_value, of_tenant
 from ledger.settle import booked_statement, provisional
 from ledger.store import book_reads, books, inputs, terms
 
 if TYPE_CHECKING:
+    from ledger.core.periods import Month
     from ledger.core.records import Dimensions
     from ledger.core.settlement import Basis
     from ledger.reports.statement import Statement
@@ -82,9 +84,17 @@ def read_sessions(
 
 def last_month(db: Database) -> str | None:
     """The latest month with a booking; None for an empty journal."""
+    months = booked_months(db)
+    return str(months[-1]) if months else None
+
+
+def booked_months(db: Database) -> tuple[Month, ...]:
+    """Every month from the first booking to the last."""
     with db.read() as snapshot:
-        until_us = books.settled_until(snapshot)
-        return None if until_us is None else terms.read_terms(snapshot).month(until_us - 1)
+        start_us, end_us = books.settled_from(snapshot), books.settled_until(snapshot)
+        if start_us is None or end_us is None:
+            return ()
+        return tuple(months_between(start_us, end_us, terms.read_terms(snapshot).zone))
 
 
 def _closed(snapshot: Connection, month: str, basis: Basis | None) -> Statement | None:

@@ -1,7 +1,8 @@
 """A sheet of rows shown three ways: a table for people, JSON and CSV for programs.
 
 Invariants: JSON and CSV carry every column and exact integers; a table may round and leave columns out, and its
-sums are made of the exact figures before any rounding; text from the ledger is never taken for markup.
+sums are made of the exact figures before any rounding; nothing is cut, what is too long goes on below; text from the
+ledger is never taken for markup.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ledger.core.money import rounded_text
 from ledger.core.periods import HOUR_US, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Value = int | str | bool | None
 
@@ -34,7 +35,10 @@ PLACES = 4
 """Decimals of amounts in tables: a hundredth of a cent; the exact figures are in JSON and CSV."""
 
 TEXT_MIN = 10
-"""Cells that a text keeps when a table is squeezed; figures and times keep all of theirs."""
+"""Cells that a text keeps when a table is squeezed, and folds into; figures and times keep all of theirs."""
+
+NAME_MIN = 40
+"""Cells that a name keeps as long as columns can be spared instead: it is typed or copied into the next command."""
 
 GAP = 3
 """Cells between two columns."""
@@ -78,8 +82,12 @@ class Column:
     summed: bool = False
     spare: int = 0
     """Where a table is too wide, the column with the highest figure goes first; 0 stays."""
+    name: bool = False
+    """What other commands take as an argument: it is folded last."""
     absent: str = ABSENT
     """What a table shows for None."""
+    blank: str = ""
+    """What a table shows for an empty text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +137,11 @@ def shown(value: Value, shape: Shape) -> str:
     if isinstance(value, str):
         return value
     return _SHOWN[shape](value)
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: ``1 interval``, ``2 intervals``, ``0 breaches``."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 def percent(part: int, whole: int) -> str:
@@ -198,9 +211,9 @@ def _show_table(sheet: Sheet, out: TextIO, top: int) -> None:
     lines = [_Cells(sheet, row) for row in (sheet.rows[:top] if top else sheet.rows)]
     left = len(sheet.rows) - len(lines)
     if left:
-        lines.append(_Cells(sheet, _sum(sheet, sheet.rows[top:], f"{left:,} more"), dim=True))
+        lines.append(_Cells(sheet, _sum(sheet, sheet.rows[top:], f"{left:,} more"), sums=True))
     summed = any(column.summed and column.title for column in sheet.columns)
-    footer = _Cells(sheet, _sum(sheet, sheet.rows, "all"))
+    footer = _Cells(sheet, _sum(sheet, sheet.rows, "all"), sums=True)
     measured = [*lines, footer] if summed else lines
     sizes = [_size(column, [line.texts[i] for line in measured]) for i, column in enumerate(sheet.columns)]
     widths = _fit(sheet, sizes, screen.width)
@@ -215,34 +228,35 @@ def _show_table(sheet: Sheet, out: TextIO, top: int) -> None:
             Text(footer.texts[index]),
             justify="right" if right else "left",
             width=width,
-            overflow="ellipsis",
-            no_wrap=True,
+            overflow="fold",
+            no_wrap=column.shape is not Shape.TEXT,
         )
     for line in lines:
-        table.add_row(*(Text(line.texts[index]) for index in widths), style="dim" if line.dim else None)
+        table.add_row(*(Text(line.texts[index]) for index in widths), style="dim" if line.sums else None)
     screen.print(table, crop=False)  # a figure that is cut is another figure: rather too wide
     spared = sum(map(bool, sizes)) - len(widths)
-    note = f"Left out at this width: {spared} column{'s' * (spared > 1)}. " if spared else ""
-    if note or sheet.rounded:
-        screen.print(Text(note + sheet.rounded, style="dim"))
+    notes = [f"Left out at this width: {counted(spared, 'column')}."] if spared else []
+    notes += [sheet.rounded] if sheet.rounded else []
+    if notes:
+        screen.print(Text(" ".join(notes), style="dim"))
 
 
 class _Cells:
-    """The texts of a row."""
+    """The texts of a row; only those of sums have cells with nothing in them."""
 
-    __slots__ = ("dim", "texts")
+    __slots__ = ("sums", "texts")
 
-    def __init__(self, sheet: Sheet, row: Sequence[Value], *, dim: bool = False) -> None:
+    def __init__(self, sheet: Sheet, row: Sequence[Value], *, sums: bool = False) -> None:
         self.texts = [
-            column.absent if value is None else shown(value, column.shape)
+            column.absent if value is None else shown(value, column.shape) or ("" if sums else column.blank)
             for column, value in zip(sheet.columns, row, strict=True)
         ]
-        self.dim = dim
+        self.sums = sums
 
 
 def _sum(sheet: Sheet, rows: Sequence[tuple[Value, ...]], name: str) -> tuple[Value, ...]:
-    """One row for many: ``name`` in the first column that shows, sums where they mean something."""
-    first = next(index for index, column in enumerate(sheet.columns) if column.title)
+    """One row for many: ``name`` in the first column that always shows, sums where they mean something."""
+    first = next(index for index, column in enumerate(sheet.columns) if column.title and not column.spare)
     return tuple(
         name
         if index == first
@@ -262,23 +276,25 @@ def _fit(sheet: Sheet, sizes: Sequence[int], width: int) -> dict[int, int]:
     """The columns that a table has room for, with their widths: texts are squeezed, then columns spared."""
     kept = {index: size for index, size in enumerate(sizes) if size}
 
-    def squeezable(index: int) -> bool:
-        return sheet.columns[index].shape is Shape.TEXT
+    def least(index: int, *, name_min: int = TEXT_MIN) -> int:
+        column = sheet.columns[index]
+        if column.shape is not Shape.TEXT:
+            return kept[index]
+        return min(kept[index], max(cell_len(column.title), name_min if column.name else TEXT_MIN))
 
-    def over(least: bool) -> int:
-        wanted = (min(kept[i], TEXT_MIN) if least and squeezable(i) else kept[i] for i in kept)
-        return sum(wanted) + GAP * (len(kept) - 1) - width
+    def over(sizes: Iterable[int]) -> int:
+        return sum(sizes) + GAP * (len(kept) - 1) - width
 
-    while over(least=True) > 0:
+    while over(least(index, name_min=NAME_MIN) for index in kept) > 0:
         spare = max(kept, key=lambda index: (sheet.columns[index].spare, index))
         if not sheet.columns[spare].spare:
             break
         del kept[spare]
-    while over(least=False) > 0:
-        texts = [index for index in kept if squeezable(index) and kept[index] > TEXT_MIN]
+    while over(kept.values()) > 0:
+        texts = [index for index in kept if kept[index] > least(index)]
         if not texts:
             break
-        kept[max(texts, key=lambda index: kept[index])] -= 1
+        kept[max(texts, key=lambda index: (kept[index] > least(index, name_min=NAME_MIN), kept[index]))] -= 1
     return kept
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledger.core.money import apportion, round_half_up
 from ledger.core.settlement import Kind
-from ledger.reports.usage_rows import Figures, UsageRow
+from ledger.reports.usage_rows import TOKENS, Figures, UsageRow
 from ledger.store import book_reads, books, inputs, terms
 
 if TYPE_CHECKING:
@@ -27,18 +27,7 @@ if TYPE_CHECKING:
     from ledger.store.books import Settlement
     from ledger.store.database import Connection
 
-WHOLE = (
-    "unfilled_slot_us",
-    "computed_tokens",
-    "cached_own_tokens",
-    "cached_others_tokens",
-    "transferred_tokens",
-    "unprocessed_tokens",
-    "recomputed_tokens",
-    "output_tokens",
-    "drafted_tokens",
-    "rejected_tokens",
-)
+WHOLE = ("unfilled_slot_us", *TOKENS)
 """Figures that a record has for the request as a whole only."""
 
 Place = tuple[str, int, "Dimensions"]

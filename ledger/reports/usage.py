@@ -15,7 +15,7 @@ from ledger.core.periods import format_time, months_between, on_grid, period_end
 from ledger.errors import UsageError
 from ledger.intervals import Desk
 from ledger.reports.requests import request_rows
-from ledger.reports.usage_rows import CHARGES, Figures, UsageRow
+from ledger.reports.usage_rows import CHARGES, TOKENS, Figures, UsageRow
 from ledger.settle import prepare
 from ledger.store import book_reads, books, inputs, rollups, terms
 from ledger.store.book_reads import POOL_COLUMNS, USAGE_COLUMNS
@@ -58,15 +58,7 @@ FIGURES = (
     "active_nanos",
     "cached_nanos",
     "compute_nanos",
-    "computed_tokens",
-    "cached_own_tokens",
-    "cached_others_tokens",
-    "transferred_tokens",
-    "unprocessed_tokens",
-    "recomputed_tokens",
-    "output_tokens",
-    "drafted_tokens",
-    "rejected_tokens",
+    *TOKENS,
 )
 """The attributes of a row that are figures; of a request they are None where its part is not known."""
 

@@ -11,6 +11,19 @@ if TYPE_CHECKING:
 CHARGES = {"active": "active_nanos", "cached": "cached_nanos", "compute": "compute_nanos"}
 """The figure that each kind of cost goes to."""
 
+TOKENS = (
+    "computed_tokens",
+    "cached_own_tokens",
+    "cached_others_tokens",
+    "transferred_tokens",
+    "unprocessed_tokens",
+    "recomputed_tokens",
+    "output_tokens",
+    "drafted_tokens",
+    "rejected_tokens",
+)
+"""Token counts, in the order of the keys of a report."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:

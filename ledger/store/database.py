@@ -11,6 +11,7 @@ import random
 import sqlite3
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
@@ -23,7 +24,7 @@ from ledger.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Connection", "Database", "connect", "lock", "translated"]
+__all__ = ["Connection", "Database", "connect", "file_of", "lock", "translated"]
 
 T = TypeVar("T")
 
@@ -95,16 +96,26 @@ def connect(url: str, *, retention_days: int = limits.RETENTION_DAYS, durable: b
     ``durable=False`` lets the last transactions be lost when the machine (not the process) dies; it is for
     simulations, where a commit that waits for the disk would be most of the time.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise UsageError(f"not a database URL: {url!r}; use sqlite:///FILE or postgresql://USER@HOST/NAME") from error
+    parsed = _parsed(url)
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return Database(_sqlite(parsed, durable=durable), retention_days=retention_days)
     if backend in ("postgresql", "postgres"):
         return Database(_postgresql(parsed, durable=durable), retention_days=retention_days)
     raise UsageError(f"no store for {backend!r} databases; use sqlite:///FILE or postgresql://USER@HOST/NAME")
+
+
+def file_of(url: str) -> Path | None:
+    """The file behind an SQLite URL; None for a server."""
+    parsed = _parsed(url)
+    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise UsageError(f"not a database URL: {url!r}; use sqlite:///FILE or postgresql://USER@HOST/NAME") from error
 
 
 def lock(connection: Connection, name: str) -> None:

@@ -1,6 +1,6 @@
-"""Facts read back: batches exactly as they came, requests, those that were lost, and how far each pool has come.
+"""Facts read back: batches exactly as they came, and the requests that were lost.
 
-Nothing here is stored: what is lost or delivered follows from the facts, so a late batch changes the answer.
+Nothing here is stored: what is lost follows from the facts, so a late batch changes the answer.
 """
 
 from __future__ import annotations
@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import and_, exists, func, select
 
 from ledger import limits
-from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, RequestRecord, Source
+from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, Source
 from ledger.errors import StoreError
 from ledger.store import tables
-from ledger.store.fact_rows import (
-    admission_of,
-    batch_of,
-    day_of,
-    other_holding_of,
-    request_of,
-    use_of,
-)
+from ledger.store.fact_rows import admission_of, batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,15 +60,6 @@ class StoredBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredRequest:
-    """A terminal record and where it came from."""
-
-    engine: str
-    boot_id: str
-    record: RequestRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LostRequest:
     """An admission that its boot left unanswered. ``heard_us`` is the end of the boot's last batch."""
 
@@ -83,24 +67,6 @@ class LostRequest:
     boot_id: str
     admission: Admission
     heard_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPool:
-    """A pool that is open, and up to when its engine has delivered."""
-
-    engine: str
-    boot_id: str
-    pool: str
-    paying: bool
-    opened_us: int
-    delivered_us: int
-
-
-def engines(connection: Connection) -> tuple[str, ...]:
-    """Every engine that ever had a batch accepted, sorted."""
-    boots = tables.boots.c
-    return tuple(connection.execute(select(boots.engine).distinct().order_by(boots.engine)).scalars())
 
 
 def boots_of(connection: Connection, engine: str | None = None) -> tuple[StoredBoot, ...]:
@@ -166,14 +132,6 @@ def stored_batches(
         yield from _batches(connection, boot, heads, unreadable or _stop)
 
 
-def load_batch(connection: Connection, engine: str, boot_id: str, seq: int) -> StoredBatch | None:
-    """One batch made again from its rows; None where it is not in the ledger."""
-    for boot in boots_of(connection, engine):
-        if boot.boot.boot_id == boot_id:
-            return next(stored_batches(connection, boot, first_seq=seq, last_seq=seq), None)
-    return None
-
-
 def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Dimensions]:
     """The dimension sets with these ids."""
     columns = tables.dimensions.c
@@ -191,25 +149,6 @@ def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Di
                 priority=row.priority,
             )
     return found
-
-
-def requests_between(connection: Connection, start_us: int, end_us: int) -> Iterator[StoredRequest]:
-    """Terminal records that came with batches that begin in ``[start_us, end_us)``, by boot and seq."""
-    batches = tables.batches.c
-    boots = {boot.number: boot for boot in boots_of(connection)}
-    for number, boot in boots.items():
-        seqs = connection.execute(
-            select(func.min(batches.seq), func.max(batches.seq)).where(
-                batches.boot == number, batches.start_us >= start_us, batches.start_us < end_us
-            )
-        ).one()
-        if seqs[0] is None:
-            continue
-        for first in range(seqs[0], seqs[1] + 1, _BATCHES_AT_ONCE):
-            last = min(first + _BATCHES_AT_ONCE - 1, seqs[1])
-            days = (day_of(start_us), day_of(end_us - 1))
-            for record in _requests(connection, number, first, last, days):
-                yield StoredRequest(engine=boot.engine, boot_id=boot.boot.boot_id, record=record)
 
 
 def lost_requests(connection: Connection, now_us: int, engine: str | None = None) -> tuple[LostRequest, ...]:
@@ -242,34 +181,6 @@ def lost_requests(connection: Connection, now_us: int, engine: str | None = None
                 boot_id=boot.boot.boot_id,
                 admission=admission_of(row, dims),
                 heard_us=boot.last_end_us,
-            )
-            for row in rows
-        ]
-    return tuple(found)
-
-
-def open_pools(connection: Connection) -> tuple[OpenPool, ...]:
-    """Pools without a close of the newest boot of each engine, and how far each has delivered."""
-    opens, closes = tables.pool_opens.c, tables.pool_closes.c
-    newest = {boot.engine: boot for boot in boots_of(connection)}
-    found = []
-    for boot in newest.values():
-        closed = exists().where(
-            closes.boot == opens.boot, closes.pool == opens.pool, closes.seq >= opens.seq, closes.at_us >= opens.at_us
-        )
-        rows = connection.execute(
-            select(opens.pool, opens.paying, opens.at_us)
-            .where(opens.boot == boot.number, ~closed)
-            .order_by(opens.pool, opens.at_us)
-        )
-        found += [
-            OpenPool(
-                engine=boot.engine,
-                boot_id=boot.boot.boot_id,
-                pool=row[0],
-                paying=bool(row[1]),
-                opened_us=row[2],
-                delivered_us=boot.last_end_us,
             )
             for row in rows
         ]
@@ -341,23 +252,6 @@ def _rows(
 def _within(table: Table, boot: int, seqs: tuple[int, int], days: tuple[int, int]) -> ColumnElement[bool]:
     condition = and_(table.c.boot == boot, table.c.seq.between(*seqs))
     return and_(table.c.day.between(*days), condition) if "day" in table.columns else condition
-
-
-def _requests(
-    connection: Connection, boot: int, first: int, last: int, days: tuple[int, int]
-) -> Iterator[RequestRecord]:
-    seqs = (first, last)
-    uses: dict[tuple[int, int], list[Any]] = {}
-    for seq, row in _rows(connection, tables.request_uses, boot, seqs, days):
-        uses.setdefault((seq, row[0]), []).append(use_of(row[2:]))
-    holdings: dict[tuple[int, int], list[Any]] = {}
-    for seq, row in _rows(connection, tables.request_holdings, boot, seqs, days):
-        holdings.setdefault((seq, row[0]), []).append(other_holding_of(row[2:]))
-    rows = list(_rows(connection, tables.request_records, boot, seqs, days))
-    dims = dimensions_by_id(connection, (row[_DIMS_AT[tables.request_records]] for _, row in rows))
-    for seq, row in rows:
-        key = (seq, row[0])
-        yield request_of(row[1:], dims, tuple(uses.get(key, ())), tuple(holdings.get(key, ())))
 
 
 def _sources(connection: Connection, ids: set[int]) -> dict[int, Source]:

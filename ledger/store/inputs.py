@@ -31,6 +31,7 @@ from ledger.core.records import (
 from ledger.core.settlement import BootFacts, PeriodFacts
 from ledger.pricebook import Sight
 from ledger.store import tables as f
+from ledger.store.fact_reads import dimensions_by_id
 from ledger.store.tables import HOLDING_COLUMNS, PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 DAY_US = 86_400_000_000
 PROOF_BATCHES = 20
 """Batches in which a pool that carries money will have had a step: five minutes."""
-
-IDS_PER_QUERY = 500
-"""Ids in one IN list: both databases take thousands, and plan this many fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,18 +338,7 @@ class PeriodReader:
 
     def dimensions(self, numbers: Iterable[int]) -> dict[int, Dimensions]:
         """The dimension sets with these ids."""
-        wanted = sorted(set(numbers) - self._dims.keys())
-        d = f.dimensions
-        for at in range(0, len(wanted), IDS_PER_QUERY):
-            for row in self._connection.execute(select(d).where(d.c.id.in_(wanted[at : at + IDS_PER_QUERY]))):
-                self._dims[row.id] = Dimensions(
-                    tenant=row.tenant,
-                    session=row.session,
-                    model=row.model,
-                    adapter=row.adapter,
-                    scenario=row.scenario,
-                    priority=row.priority,
-                )
+        self._dims |= dimensions_by_id(self._connection, set(numbers) - self._dims.keys())
         return self._dims
 
     def bad_ends(self, boots: Sequence[EngineBoot], start_us: int, end_us: int) -> list[BadEnd]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, select
 
 from ledger.core.periods import format_time, on_grid
+from ledger.core.pricing import WHOLE_PPM
 from ledger.errors import UsageError
-from ledger.pricebook import WHOLE_PPM, Asset, AssetKind, Assignment, Price
+from ledger.pricebook import Asset, AssetKind, Assignment, Price
 from ledger.store import book_tables as t
 from ledger.store.database import lock
 from ledger.store.rows import Value, append, canonical

@@ -46,11 +46,6 @@ def delete_old_facts(db: Database, now_us: int) -> int:
     return gone
 
 
-def days_stored(connection: Connection) -> tuple[int, ...]:
-    """The days (since 1970-01-01 UTC) that have batches, in order."""
-    return tuple(connection.execute(text("SELECT DISTINCT day FROM batches ORDER BY day")).scalars())
-
-
 def _delete_keys(connection: Connection, first_kept: int) -> int:
     connection.execute(
         text(

@@ -40,31 +40,22 @@ REORDER_ROWS = 4096
 
 
 class TraceFile:
-    """A trace on disk: its lines, and how far the reading has come (bytes of the file as it lies there)."""
+    """A trace on disk, and its lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._raw: io.BufferedReader | None = None
-        self._ended = False
         try:
             self.bytes_total = path.stat().st_size
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}: give the path of a trace file") from error
-
-    @property
-    def bytes_read(self) -> int:
-        """For a progress bar; of a compressed file the compressed bytes."""
-        if self._raw is None or self._raw.closed:
-            return self.bytes_total if self._ended else 0
-        return min(self._raw.tell(), self.bytes_total)
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield (number, text) of each line that is not blank; the file is closed at the end."""
         number = 0
         found = False
         try:
-            with self.path.open("rb") as self._raw:
-                text = self._decompressed(self._raw)
+            with self.path.open("rb") as raw:
+                text = self._decompressed(raw)
                 while line := text.readline(LINE_BYTES_MAX):
                     number += 1
                     if len(line) >= LINE_BYTES_MAX:
@@ -78,8 +69,6 @@ class TraceFile:
             self.fail(number, f"byte {byte:#04x} is not UTF-8", "fetch the file again, or convert it")
         except (EOFError, OSError, zlib.error) as error:
             self.fail(number + 1, f"the file is cut or damaged, or cannot be read ({error})", "fetch it again")
-        finally:
-            self._ended = True
         if not found:
             self.fail(1, "the file is empty", "give a trace with at least one request")
 

@@ -1,0 +1,217 @@
+"""A pool's part of the meter: who takes which blocks, and lets them go. The interface is docs/hook.md.
+
+As in :mod:`ledger.hook.meter` nothing raises: what cannot be is a fault, counted by reason.
+"""
+
+# ruff: noqa: BLE001
+# Whatever goes wrong in here must not reach the engine: each call catches everything, and counts it.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledger.core.records import Outcome
+from ledger.hook.requests import OTHERS, OWN, TRANSFERRED, Request, cover
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ledger.core.holders import Table
+    from ledger.core.sharing import Cell
+    from ledger.hook.boot import BootAccount, PoolAccount
+
+
+class PoolMeter:
+    """The account of one pool: made by :meth:`Meter.open`."""
+
+    def __init__(self, boot: BootAccount, pool: PoolAccount) -> None:
+        self._boot = boot
+        self._pool = pool
+        self._tables = pool.tables
+
+    @property
+    def name(self) -> str:
+        return self._pool.name
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Active, cached and free blocks at this moment."""
+        accounts = self._pool.accounts
+        active = accounts.active
+        return active, accounts.cached, accounts.blocks - active - accounts.cached
+
+    def acquire(
+        self,
+        t_us: int,
+        request: str,
+        group: int,
+        *,
+        hit: Sequence[int] = (),
+        loaded: Sequence[int] = (),
+        new: Sequence[int] = (),
+        covered_tokens: int | None = None,
+    ) -> None:
+        """``request`` takes blocks, in the order of its block table: first hits, then loaded, then new ones."""
+        boot = self._boot
+        try:
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
+            table = self._tables[group].get(request)
+            if table is None:
+                table = self._new_table(t_us, request, group)
+            elif (
+                table.falls
+                and len(new) == 1
+                and not hit
+                and not loaded
+                and not self._grow(t_us, group, (request,), new)
+            ):
+                return
+            holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
+            if hit or loaded:
+                self._take_content(t_us, holder, table, hit=hit, loaded=loaded, covered_tokens=covered_tokens)
+            elif not table.order and table.size:
+                self._align(holder, table, 0)
+            if new:
+                self._pool.accounts.take_new(t_us, table, new)
+            if not holder.steady and holder.held:
+                boot.steps.partial[request] = holder
+        except Exception:
+            boot.broken()
+
+    def grow(self, t_us: int, group: int, requests: Sequence[str], blocks: Sequence[int]) -> None:
+        """Each of ``requests`` takes one new block, in order: as so many calls of :meth:`acquire`, for less."""
+        boot = self._boot
+        try:
+            if not boot.now <= t_us < boot.next:
+                t_us = boot.turn(t_us)
+            boot.now = t_us
+            for i in self._grow(t_us, group, requests, blocks):
+                self.acquire(t_us, requests[i], group, new=(blocks[i],))
+        except Exception:
+            boot.broken()
+
+    def _grow(self, t: int, group: int, requests: Sequence[str], blocks: Sequence[int]) -> Sequence[int]:
+        """The places of those whose next block needs more than a note."""
+        accounts = self._pool.accounts
+        if accounts.lookahead:
+            return range(len(requests))
+        return accounts.take_next(t, group, self._tables[group], requests, blocks)
+
+    def _new_table(self, t: int, name: str, group: int) -> Table:
+        boot = self._boot
+        request = boot.steps.requests.get(name)
+        if request is None:
+            boot.fault("unknown_request")
+            request = boot.adopt(t, name)
+        elif request.ended_t is not None:
+            boot.fault("ended_request")
+        table = self._pool.accounts.table(request, group)
+        self._pool.tables[group][name] = table
+        return table
+
+    def _align(self, holder: Request, table: Table, full: int) -> None:
+        """Where the first block of a group's table lies: groups beside the first skip what they need not hold."""
+        if not self._pool.leads or not table.group:
+            return
+        frontier = holder.frontier + (self._boot.steps.ticks.n if holder.steady else 0)
+        size = table.size
+        end = max(full * size, -(-frontier // size) * size) if full else frontier // size * size
+        table.base = table.tail = end - full * size
+
+    def _take_content(
+        self,
+        t: int,
+        holder: Request,
+        table: Table,
+        *,
+        hit: Sequence[int],
+        loaded: Sequence[int],
+        covered_tokens: int | None,
+    ) -> None:
+        steps = self._boot.steps
+        accounts = self._pool.accounts
+        cells, known = accounts.whole_leaves(hit)
+        owners = () if known == len(hit) else accounts.owners(hit)
+        if loaded:
+            accounts.owners(loaded)
+        if holder.steady:
+            steps.rouse(t, holder)
+        if self._pool.leads and not table.group and holder.ended_t is None:
+            size = table.size or 1
+            runs = self._classes(holder, hit, () if owners else cells, size)
+            runs.append((TRANSFERRED, len(loaded) * size))
+            tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
+            cover(holder, steps.counts(holder), tokens, runs)
+            for other in holder.tables:
+                if other.order:
+                    other.pool.moved(t, other)
+        if not table.order and table.size:
+            self._align(holder, table, len(hit) + len(loaded))
+        if owners:
+            accounts.take_hit(t, table, hit, owners)
+        elif hit:
+            accounts.take_leaves(t, table, hit, cells)
+        if loaded:
+            accounts.take_full(t, table, loaded)
+
+    def _classes(self, holder: Request, hit: Sequence[int], cells: Sequence[Cell], size: int) -> list[tuple[int, int]]:
+        """Whose work is hit, in runs of positions; ``cells``: the leaves that ``hit`` consists of, if it does."""
+        key = holder.key
+        writers = [cell.writer for cell in cells]
+        if writers and None not in writers:
+            return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
+        by = self._pool.accounts.computed_by
+        return [(OWN if by[block] == key else OTHERS, size) for block in hit]
+
+    def release(
+        self, t_us: int, request: str, blocks: Sequence[int], *, cached: Sequence[int] = (), freed: Sequence[int] = ()
+    ) -> None:
+        """``request`` lets ``blocks`` go; ``cached`` and ``freed`` are those among them that nobody holds any more."""
+        boot = self._boot
+        try:
+            if not boot.now <= t_us < boot.next:
+                t_us = boot.turn(t_us)
+            boot.now = t_us
+            if not blocks:
+                return
+            holder = boot.steps.requests.get(request)
+            if holder is None:
+                boot.fault("unknown_request")
+                return
+            # Blocks held only grow between two releases, so here is where to look for the most.
+            holder.peak_blocks = max(holder.peak_blocks, holder.held)
+            self._pool.accounts.release(t_us, holder, blocks, cached, freed)
+            if not holder.held:
+                boot.steps.partial.pop(request, None)
+                if holder.adopted and holder.ended_t is None:
+                    boot.finish(t_us, holder, Outcome.FAILED, "unknown")
+                elif holder.ended_t is not None and not holder.waits:
+                    boot.complete(holder)
+        except Exception:
+            boot.broken()
+
+    def evict(self, t_us: int, blocks: Sequence[int]) -> None:
+        """Cached blocks lose their content and become free."""
+        boot = self._boot
+        try:
+            if not boot.now <= t_us < boot.next:
+                t_us = boot.turn(t_us)
+            boot.now = t_us
+            if blocks:
+                self._pool.accounts.evict(t_us, blocks)
+        except Exception:
+            boot.broken()
+
+    def close(self, t_us: int, reason: str = "shutdown") -> None:
+        """The pool goes away with all that is in it; the period is cut at ``t_us``."""
+        boot = self._boot
+        try:
+            if self._pool not in boot.pools:
+                boot.fault("pool_not_open")
+                return
+            boot.close_pools(boot.event(t_us, closing=True), (self._pool,), reason)
+        except Exception:
+            boot.broken()
