@@ -52,6 +52,11 @@ format: $(VENV)/.dev ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+generated: $(VENV)/.dev ## make the committed files that are made of code again; the tests compare them
+	@$(BIN)/python -m ledger.metrics > docs/metrics.md
+	@$(BIN)/python -m alerts.ledger_health > alerts/ledger_health.yml
+	@$(BIN)/python -m dashboards.fleet > dashboards/fleet.json
+
 wheel-test: $(VENV)/.dev ## build the wheel and use it from an empty environment
 	@$(BIN)/python tests/wheel.py
 

@@ -53,7 +53,9 @@ class Panel:
     asks: tuple[tuple[str, str], ...]
     unit: str = "short"
     stacked: bool = False
-    percent_max: bool = False
+    share: bool = False
+    none: str = ""
+    """What is shown where a query finds nothing and that is well."""
     exemplars: bool = False
     red_from: float | None = None
     """Makes it a single figure, which is red from here on."""
@@ -147,7 +149,7 @@ ENGINES: Final = (
         says="Active block time over block time in the last period.",
         asks=(("{{engine}} {{pool}}", f"max by (engine, pool) ({_engines(m.KV_UTILIZATION)})"),),
         unit="percentunit",
-        percent_max=True,
+        share=True,
     ),
     Panel(
         title="Step latency by phase",
@@ -160,7 +162,7 @@ ENGINES: Final = (
         says="Time in steps over time. Steps never overlap, so 1 is full.",
         asks=(("{{engine}}", _rate(_engines(m.ENGINE_STEP_TIME), "engine")),),
         unit="percentunit",
-        percent_max=True,
+        share=True,
     ),
     Panel(
         title="Tokens by source",
@@ -202,7 +204,7 @@ REQUESTS: Final = (
             ),
         ),
         unit="percentunit",
-        percent_max=True,
+        share=True,
     ),
     Panel(
         title="Requests that ended, by outcome",
@@ -224,6 +226,7 @@ FACTS: Final = (
         title="Batches missing",
         says="Numbers missing before a batch when it arrived, since the service started.",
         asks=(("{{engine}}", f"sum by (engine) ({_engines(m.BATCH_GAPS)})"),),
+        none="none",
     ),
     Panel(
         title="Age of batches when they come",
@@ -244,6 +247,7 @@ LEDGER: Final = (
         title="Laws broken",
         says="By the last audit, which runs every night; the only good figure is 0.",
         asks=(("breaches", f"max({series(m.LAWS_BROKEN, kept='26h')})"),),
+        none="no audit yet",
         red_from=1,
     ),
     Panel(
@@ -321,9 +325,10 @@ def _graph(panel: Panel) -> timeseries.Panel:
         .fill_opacity(20 if panel.stacked else 0)
         .show_points(kinds.VisibilityMode.NEVER)
     )
-    # Accounts can be negative (over-allocation), so only shares begin at a fixed 0 and end at 1.
-    if panel.percent_max:
-        graph = graph.min(0).max(1)
+    # Accounts can be negative (over-allocation), so only shares begin at a fixed 0; a rate is a little off at times, so
+    # that a full engine may be beyond 1.
+    if panel.share:
+        graph = graph.min(0).axis_soft_max(1)
     return graph.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL)) if panel.stacked else graph
 
 
@@ -361,6 +366,8 @@ def make() -> parts.Dashboard:
             made = _graph(panel) if panel.red_from is None else _figure(panel)
             made = made.id(number).title(panel.title).description(panel.says).datasource(SOURCE).unit(panel.unit)
             made = made.targets(_queries(panel))
+            if panel.none:
+                made = made.no_value(panel.none)
             high, wide = (HIGH, WIDE) if panel.red_from is None else (SMALL, WIDE * 2 // 3)
             board = board.with_panel(made.height(high).span(wide))
     return board.build()

@@ -12,6 +12,7 @@ from batches import ALICE, Life
 
 from ledger import wire
 from ledger.cli import FOUND
+from ledger.outbox import segment
 from ledger.outbox.spool import Spool
 from ledger.outbox.tally import Tally
 from ledger.store import fact_reads
@@ -106,15 +107,15 @@ ingest.accept, Reading.acknowledge = accepting, acknowledging
 
 def test_damage_is_counted_and_its_segment_named_while_the_rest_is_booked(kvledger: CommandLine) -> None:
     root = made(kvledger, "engine-a")
-    (segment,) = root.rglob("*.seg")
-    raw = bytearray(segment.read_bytes())
+    (path,) = root.rglob("*.seg")
+    raw = bytearray(path.read_bytes())
     raw[-3] ^= 1  # in the last batch
-    segment.write_bytes(raw)
+    path.write_bytes(raw)
     answer = kvledger("ingest", str(root))
     assert answer.code == FOUND
     assert answer.out.startswith("5 batches booked, ")
     assert "1 places (" in answer.out
-    assert str(segment) in answer.out
+    assert str(path) in answer.out
 
 
 def test_what_the_ledger_refuses_is_kept_in_quarantine_and_said(kvledger: CommandLine) -> None:
@@ -158,3 +159,14 @@ def test_a_ledger_of_another_version_leaves_the_spool_as_it_is(kvledger: Command
     assert "`kvledger db upgrade` brings it up to date" in kvledger.fails("ingest", str(root), code=3)
     assert kvledger("db", "upgrade").code == 0
     assert kvledger("ingest", str(root)).out.startswith("6 batches booked")
+
+
+def test_a_segment_of_a_later_version_stays_and_what_came_before_it_is_booked(kvledger: CommandLine) -> None:
+    root = made(kvledger, "engine-a")
+    (owner,) = root.iterdir()
+    later = owner / f"{owner.name.replace('0', '1', 1)}-00000001.seg"
+    stated = segment._IDENTITY.pack(b"KVLSPL\x02\n", bytes(16), 1, b"")[:-16]
+    later.write_bytes(stated + segment._sum(b"", stated) + bytes(200))
+    assert f"{later} is of a later version" in kvledger.fails("ingest", str(root), code=3)
+    assert len(stored(kvledger)) == 6
+    assert list(root.rglob("*.seg")) == [later]

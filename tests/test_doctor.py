@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -231,6 +232,15 @@ def test_a_law_that_is_broken_is_bad(well: Deployment) -> None:
 
     well.database.write(tamper)
     says(well.checks(), "laws", "bad", "breaches")
+
+
+def test_every_check_is_documented_and_nothing_else() -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    tables = page[page.index("## doctor") : page.index("## drill")].split("`doctor --engine [URL]`")
+    for table, module in zip(tables, (doctor, doctor_engine), strict=True):
+        source = Path(module.__file__).read_text()
+        named = set(re.findall(r'judged\(\s*"(\w+)"|what="(\w+)"', source))
+        assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {a or b for a, b in named}
 
 
 # --- the service ------------------------------------------------------------------------------------------
