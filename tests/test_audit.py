@@ -22,6 +22,7 @@ from ledger.store import findings, prices
 from ledger.store.database import Database, connect
 from ledger.store.findings import Finding, Severity
 from ledger.store.migrate import declared
+from ledger.store.tokens import SECRET_BYTES, Scope, add_token, note_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,9 @@ def small_books(db: Database) -> None:
         prices.end_assignment(connection, "gpu-0", "engine-a", T0 + HOUR, now_us=T0)
         prices.add_asset(connection, Asset(asset_id="spare", memory_bytes=80, valid_from_us=LATE), now_us=T0)
         prices.add_tenant(connection, prices.Tenant(tenant="A", display="Alpha", labels={"a": "b"}), now_us=T0)
+        secret = bytes(SECRET_BYTES)
+        add_token(connection, name="grafana", scope=Scope.READ, secret=secret, now_us=T0, ends_us=LATE)
+        note_use(connection, {1: T0 + HOUR})
 
     db.write(configure)
     life = Life()

@@ -233,13 +233,15 @@ def test_the_documents_example_delivers_what_the_engine_does(tmp_path: Path, mon
         monkeypatch.setenv("KVLEDGER_SPOOL", str(tmp_path / "spool"))
         monkeypatch.setenv("KVLEDGER_HANDOVER_KEY", "")
         boot = Boot(boot_id="b", anchor_us=1_800_000_000_000_000, started_us=1_800_000_000_000_000)
-        engine = {"source": Source(engine="e", origin=Origin.LIVE), "boot": boot, "now_us": lambda: 31_000_000}
+        clock_us = [1_000_000]
+        engine = {"source": Source(engine="e", origin=Origin.LIVE), "boot": boot, "now_us": lambda: clock_us[0]}
         exec(example, engine)
         outbox, meter = engine["outbox"], engine["meter"]
         assert isinstance(outbox, Outbox)
         assert isinstance(meter, Meter)
         with meter.lock:
             meter.open(1_000_000, "gpu", blocks=10, groups=[Group(block_size=16)])
+        clock_us[0] = 31_000_000
         # The announcement, and by the heartbeat of an idle engine two periods.
         service.wait(lambda: len(service.batches) == 3)
         outbox.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ledger import audit, limits, metrics
 from ledger.cli import settings_of
 from ledger.commands.checks import Check, Verdict, ago, judged, named, report
-from ledger.commands.opening import connected, file_of, now_us
+from ledger.commands.opening import connected, now_us
 from ledger.core.periods import format_time
 from ledger.errors import LedgerError
 from ledger.store import fleet, migrate, prices, quarantine

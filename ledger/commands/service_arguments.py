@@ -96,7 +96,12 @@ def add(commands: Commands) -> None:
     )
     made.add_argument("directory", metavar="DIR")
 
-    tokens = commands.group("tokens", "Who may talk to the service.")
+    tokens = commands.group(
+        "tokens",
+        "Who may talk to the service.",
+        "kvledger tokens add --scope read --name grafana",
+        "kvledger tokens list",
+    )
     made = tokens.add(
         "add",
         "access:token_add",
@@ -116,14 +121,14 @@ def add(commands: Commands) -> None:
     made.add_argument("id", metavar="ID", type=int)
     made.add_argument("--in", dest="delay", metavar="TIME", type=span, default=0, help="as 1h; default: now")
 
-    sources = commands.group("sources", "Who reports to the ledger.")
+    sources = commands.group("sources", "Who reports to the ledger.", "kvledger sources list")
     made = sources.add(
         "list", "fleet:source_list", "Every engine that reported, how far it has come, what is missing.",
         "kvledger sources list",
     )  # fmt: skip
     made.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")
 
-    config = commands.group("config", "Settings (docs/settings.md).")
+    config = commands.group("config", "Settings (docs/settings.md).", "kvledger config show", "kvledger config check")
     config.add(
         "show", "fleet:config_show", "Every setting, its value, and where it comes from.", "kvledger config show"
     )
@@ -148,7 +153,9 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     made.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
-    drills = commands.group("drill", "Rehearsals on a ledger of their own: what happens when something breaks.")
+    drills = commands.group(
+        "drill", "Rehearsals on a ledger of their own: what happens when something breaks.", "kvledger drill outage"
+    )
     made = drills.add(
         "outage",
         "drill:outage",
