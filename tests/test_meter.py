@@ -532,3 +532,13 @@ def test_a_cut_visits_neither_held_blocks_nor_sessions_that_merely_own_cached_on
     assert len(quiet.tables) == 1
     assert quiet.accounts == []
     assert quiet.nodes == {}
+
+
+def test_a_request_that_grows_by_several_blocks_in_one_call_keeps_their_order():
+    """The last id of a pool is not the simple case (it may be one block too many), the block after it is."""
+    engine = Engine(blocks=3, block_size=4)
+    engine.start("r", prompt=3, new=[1])
+    engine.step(0, SECOND, {"r": 3})
+    engine.pool.grow(SECOND, 0, ["r", "r"], [3, 2])
+    (table,) = engine.pool._pool.accounts.holding
+    assert table.order == [1, 3, 2]

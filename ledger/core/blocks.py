@@ -217,38 +217,46 @@ class BlockAccounts(CachedAccounts):
         return fit
 
     def take_next(
-        self, t: int, group: int, tables: Mapping[str, Table], names: Sequence[str], blocks: Sequence[int]
-    ) -> list[int]:
-        """Many requests take one new block each; returns the places of those for whom it is not that simple.
+        self,
+        t: int,
+        group: int,
+        tables: Mapping[str, Table],
+        *,
+        names: Sequence[str],
+        blocks: Sequence[int],
+        start: int,
+    ) -> int:
+        """Many requests take one new block each, from the place ``start`` on; returns where it is not that simple.
 
         An empty block at the end of a falling table changes none of its slot counts (see ``Table.unfilled``), only
         when it is full; and the table stays where it is on the wheel.
         """
+        if self.lookahead:
+            return start
         owner, by, last = self.owner, self.computed_by, self.blocks
         size = self.sizes[group]
-        odd = []
-        taken = 0
+        at = start
         try:
-            for i, name in enumerate(names):
-                block = blocks[i]
-                table = tables.get(name)
-                if table is not None and table.falls and 0 < block < last and owner[block] is None:
-                    owner[block] = table
-                    holder = table.holder
-                    by[block] = holder.key
-                    holder.held += 1
-                    table.own += 1
-                    table.acc -= t
-                    table.order.append(block)
-                    table.due += size
-                    taken += 1
-                else:
-                    odd.append(i)
+            for at in range(start, len(names)):
+                block = blocks[at]
+                table = tables.get(names[at])
+                if table is None or not table.falls or not 0 < block < last or owner[block] is not None:
+                    break
+                owner[block] = table
+                holder = table.holder
+                by[block] = holder.key
+                holder.held += 1
+                table.own += 1
+                table.acc -= t
+                table.order.append(block)
+                table.due += size
+            else:
+                at = len(names)
         finally:
             # Whatever else the caller named: the account stays consistent.
-            self.group_active[group] += taken
-            self.group_acc[group] -= taken * t
-        return odd
+            self.group_active[group] += at - start
+            self.group_acc[group] -= (at - start) * t
+        return at
 
     # -- letting go ----------------------------------------------------------------------------------
 

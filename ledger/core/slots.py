@@ -148,7 +148,11 @@ class SlotAccounts:
 
     def is_plain(self, table: Table) -> bool:
         """Whether steps fill only the table's own tail."""
-        return not table.opens and self._frontier(table) >= min(table.tail, table.end)
+        if table.opens:
+            return False
+        frontier = self._frontier(table)
+        # The tail hardly ever lies beyond the end, which takes longer to tell.
+        return frontier >= table.tail or frontier >= table.end
 
     def moved(self, t: int, table: Table) -> None:
         """The holder's frontier has moved other than by a tick."""

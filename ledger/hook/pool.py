@@ -61,13 +61,7 @@ class PoolMeter:
             table = self._tables[group].get(request)
             if table is None:
                 table = self._new_table(t_us, request, group)
-            elif (
-                table.falls
-                and len(new) == 1
-                and not hit
-                and not loaded
-                and not self._grow(t_us, group, (request,), new)
-            ):
+            elif table.falls and len(new) == 1 and not hit and not loaded and self._grow(t_us, group, (request,), new):
                 return
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
@@ -88,17 +82,16 @@ class PoolMeter:
             if not boot.now <= t_us < boot.next:
                 t_us = boot.turn(t_us)
             boot.now = t_us
-            for i in self._grow(t_us, group, requests, blocks):
-                self.acquire(t_us, requests[i], group, new=(blocks[i],))
+            place = 0
+            while (place := self._grow(t_us, group, requests, blocks, place)) < len(requests):
+                self.acquire(t_us, requests[place], group, new=(blocks[place],))
+                place += 1
         except Exception:
             boot.broken()
 
-    def _grow(self, t: int, group: int, requests: Sequence[str], blocks: Sequence[int]) -> Sequence[int]:
-        """The places of those whose next block needs more than a note."""
-        accounts = self._pool.accounts
-        if accounts.lookahead:
-            return range(len(requests))
-        return accounts.take_next(t, group, self._tables[group], requests, blocks)
+    def _grow(self, t: int, group: int, requests: Sequence[str], blocks: Sequence[int], start: int = 0) -> int:
+        """The first place from ``start`` on whose block needs more than a note; those before it have theirs."""
+        return self._pool.accounts.take_next(t, group, self._tables[group], names=requests, blocks=blocks, start=start)
 
     def _new_table(self, t: int, name: str, group: int) -> Table:
         boot = self._boot

@@ -3,7 +3,7 @@
 A request in steady decode has one token in every step. All of these together are read from global counts
 (steps scheduled, steps ended, the running integral of step time per token), so that a step costs nothing for
 them; whoever does otherwise in a step is its exception and is counted by hand. A request becomes steady when
-it was scheduled for exactly one token that ends in a new one, and stops being so with the first exception.
+its scheduled tokens end in a new one without drafts, and stops being so with the first exception.
 
 Law 3: a step lasts from the later of its own start and the previous step's end, to its own end; its time is
 divided in proportion to scheduled tokens. Steps are paired with their ends first in, first out.
@@ -246,7 +246,7 @@ class Steps:
         if ends:
             request.loose += drafted + 1
         step.entries[request] = Entry(count, 0, ends, drafted, request.generation)
-        if ends and count == 1 and not drafted and self._is_plain(request):
+        if ends and not drafted and self._is_plain(request):
             self.settle_down(t, request)
         else:
             self._moved(t, request)
@@ -254,9 +254,9 @@ class Steps:
     @staticmethod
     def _is_plain(request: Request) -> bool:
         """Whether steps need do no more for the request than to fill its own tail."""
-        return request.high == request.frontier and all(
+        return request.high == request.frontier and False not in [
             table.pool.is_plain(table) for table in request.tables if table.size
-        )
+        ]
 
     # -- the end of a step ---------------------------------------------------------------------------
 
