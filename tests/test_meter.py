@@ -512,7 +512,7 @@ def test_nothing_is_kept_of_requests_that_are_gone(engine):
     assert not pool.accounts.holding
     assert not pool.accounts.fills
     assert boot.settler.cached == {"gpu": {}}
-    assert not any(pool.accounts.wheels.values())
+    assert not any(any(wheel.values()) for wheel in pool.accounts.wheels.values())
 
 
 def test_a_cut_visits_neither_held_blocks_nor_sessions_that_merely_own_cached_ones():

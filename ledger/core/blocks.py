@@ -77,9 +77,15 @@ class BlockAccounts(CachedAccounts):
             if not blocks or not self._fits(len(blocks)) or not self._take_free(table, blocks):
                 return 0
         self._add_own(t, table, len(blocks))
-        if table.size:
-            table.order.extend(blocks)
-            self.retune(t, table)
+        size = table.size
+        if size:
+            order = table.order
+            end = table.base + len(order) * size
+            order.extend(blocks)
+            holder = table.holder
+            # Empty blocks behind one that is not full change nothing (see Table.unfilled): what an arrival is spared.
+            if holder.steady or holder.frontier > end or table.tail > end or self.lookahead:
+                self.retune(t, table)
         return len(blocks)
 
     def _take_free(self, table: Table, blocks: Sequence[int]) -> bool:

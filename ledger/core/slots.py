@@ -10,6 +10,7 @@ Invariant: the pool's counts are the sums of its tables' and leaves'.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ledger.core.holders import Holder, Owner, Table, Ticks
@@ -32,7 +33,7 @@ class SlotAccounts:
         self.unfilled = self.unfilled_acc = self.falls = 0
         """Unfilled slots less the slots of all active blocks, as in the tables."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
-        self.wheels: dict[int, dict[int, dict[Table, None]]] = {}
+        self.wheels: defaultdict[int, defaultdict[int, dict[Table, None]]] = defaultdict(lambda: defaultdict(dict))
         """By block size: a falling table lies at the spot ``due % size``. It stays there when it takes one block more
         in time, so a tick looks at those of one spot and moves none of them."""
         self.fills: dict[int, int] = {}
@@ -83,14 +84,13 @@ class SlotAccounts:
 
     def _place(self, table: Table, spot: int) -> None:
         """Move a table on the wheel, or (-1) off it."""
-        wheel = self.wheels.setdefault(table.size, {})
+        wheel = self.wheels[table.size]
         was = table.spot
         if was >= 0:
+            # An empty spot stays: there are no more than a block has slots.
             del wheel[was][table]
-            if not wheel[was]:
-                del wheel[was]
         if spot >= 0:
-            wheel.setdefault(spot, {})[table] = None
+            wheel[spot][table] = None
         table.spot = spot
 
     def _nothing_to_fill(self, t: int, table: Table) -> None:

@@ -269,7 +269,7 @@ class Settler:
         self._settle_requests(cut, rows if cut.pools else {}, uses)
         for request, use in uses.items():
             if use[0] or use[1]:
-                request.uses.append((anchor + cut.start_t, use[0], use[1]))
+                request.sums.uses.append((anchor + cut.start_t, use[0], use[1]))
         length = cut.end_t - cut.start_t
         touched = {
             (pool.name, account.dims)
@@ -350,9 +350,7 @@ class Settler:
                 _row(rows, pool.name, dims).holding[measure] = share
             for member, share in in_slices(zip(tree.members, units, strict=True), self.rest, LIGHT_ROWS):
                 assert isinstance(member, Request)
-                sums = member.holding_sums.get(pool.name)
-                if sums is None:
-                    sums = member.holding_sums[pool.name] = [0, 0, 0, 0]
+                sums = member.sums.holdings.setdefault(pool.name, [0, 0, 0, 0])
                 sums[measure] += share
                 if not measure and pool.name == cut.lead:
                     uses[member] = [share, 0]
@@ -400,7 +398,8 @@ class Settler:
             parts[request] = parts.get(request, 0) + _progress(request, row, compute, output)
             if counts is not None:
                 row.add_counts(counts)
-                request.counts_sum = [old + more for old, more in zip(request.counts_sum, counts, strict=True)]
+                sums = request.sums
+                sums.counts = [old + more for old, more in zip(sums.counts, counts, strict=True)]
         for request in cut.complete:
             _row(rows, lead, request.dims)
         _settle_steps(cut, rows, uses, parts, self.rest)
@@ -422,7 +421,7 @@ def _settle_steps(
         _row(rows, cut.lead, dims).compute = share
     for member, share in in_slices(zip(tree.members, units, strict=True), rest, LIGHT_ROWS):
         if isinstance(member, Request) and share:
-            member.compute_sum += share
+            member.sums.compute += share
             uses.setdefault(member, [0, 0])[1] = share
 
 
@@ -474,11 +473,12 @@ def _exact_shares(pool: PoolCut, t: int, rest: Callable[[], None]) -> dict[Reque
 
 def _progress(request: Request, row: Row, compute: int, output: int) -> int:
     """Book a request's output since the last boundary in its row; returns its computing time since then."""
-    row.output += output - request.output_done
-    request.output_sum += output - request.output_done
-    request.output_done = output
-    since = compute - request.compute_done
-    request.compute_done = compute
+    sums = request.sums
+    row.output += output - sums.output_done
+    sums.output += output - sums.output_done
+    sums.output_done = output
+    since = compute - sums.compute_done
+    sums.compute_done = compute
     return since
 
 
@@ -494,6 +494,7 @@ def _record(request: Request, anchor: int, lead: str) -> RequestRecord:
     assert request.outcome is not None
     # It is over, and without the cycle through its tables it goes at once, not when garbage is collected.
     request.tables = []
+    settled = request.sums
     return RequestRecord(
         request=request.id,
         parent=request.parent,
@@ -502,10 +503,10 @@ def _record(request: Request, anchor: int, lead: str) -> RequestRecord:
         outcome=request.outcome,
         finish_reason=request.finish_reason,
         prompt_tokens=request.prompt,
-        tokens=tokens_of(request.counts_sum, request.output_sum),
-        preemptions=preemptions_of(request.counts_sum),
-        holding=holding_of(request.holding_sums.get(lead, (0, 0, 0, 0))),
-        compute_us=request.compute_sum,
+        tokens=tokens_of(settled.counts, settled.output),
+        preemptions=preemptions_of(settled.counts),
+        holding=holding_of(settled.holdings.get(lead, (0, 0, 0, 0))),
+        compute_us=settled.compute,
         peak_blocks=request.peak_blocks,
         arrived_us=anchor + request.arrived_t,
         scheduled_us=_wall(anchor, request.scheduled_t),
@@ -514,11 +515,11 @@ def _record(request: Request, anchor: int, lead: str) -> RequestRecord:
         ended_us=anchor + request.ended_t,
         uses=tuple(
             PeriodUse(start_us=start, active_block_us=active, compute_us=compute)
-            for start, active, compute in request.uses
+            for start, active, compute in settled.uses
         ),
         other_holdings=tuple(
             PoolHolding(pool=pool, holding=holding_of(sums))
-            for pool, sums in sorted(request.holding_sums.items())
+            for pool, sums in sorted(settled.holdings.items())
             if pool != lead
         ),
     )

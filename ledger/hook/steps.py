@@ -254,9 +254,12 @@ class Steps:
     @staticmethod
     def _is_plain(request: Request) -> bool:
         """Whether steps need do no more for the request than to fill its own tail."""
-        return request.high == request.frontier and False not in [
-            table.pool.is_plain(table) for table in request.tables if table.size
-        ]
+        if request.high != request.frontier:
+            return False
+        for table in request.tables:  # noqa: SIM110  # a generator costs as much as all the rest
+            if table.size and not table.pool.is_plain(table):
+                return False
+        return True
 
     # -- the end of a step ---------------------------------------------------------------------------
 
