@@ -55,9 +55,9 @@ SESSIONS, REQUESTS = 256, 24
 """Of one batch: a busy engine's 15 seconds."""
 
 
-def made(number: int) -> list[bytes]:
+def made(number: int, engine: str = "engine-a") -> list[bytes]:
     """Encoded batches of one engine, in order."""
-    life, sent = Life(), []
+    life, sent = Life(engine=engine), []
     dims = [Dimensions(tenant=f"tenant-{i % 12}", session=f"session-{i}", model="llama-8b") for i in range(SESSIONS)]
     for index in range(number):
         names = [f"request-{index}-{i}" for i in range(REQUESTS)]
@@ -99,10 +99,12 @@ def flat(batches: list[Batch]) -> dict[Table, list[tuple[Any, ...]]]:
     """The rows that ours writes for ``batches``, by table, made beforehand."""
     rows: dict[Table, list[tuple[Any, ...]]] = defaultdict(list)
     numbers: dict[Dimensions, int] = {}
+    boots: dict[str, int] = {}
     for batch in batches:
         objects = dimensions_in(batch)
+        boot = boots.setdefault(batch.source.engine, len(boots) + 1)
         ids = {identity: numbers.setdefault(dims, len(numbers) + 1) for identity, dims in objects.items()}
-        for table, found in rows_of(batch, 1, ids):
+        for table, found in rows_of(batch, boot, ids):
             rows[table] += found
     return rows
 

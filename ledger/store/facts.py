@@ -46,6 +46,8 @@ class Learned:
     dimensions: dict[Dimensions, int] = field(default_factory=dict)
     sources: dict[Source, int] = field(default_factory=dict)
     boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
+    identities: dict[int, int] = field(default_factory=dict)
+    """Ids by the identity of the objects of batches that live as long as this: hashing a set again takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ def insert_batch(
 ) -> None:
     """Write the key of ``batch``, whose boot has the id ``boot``; its rows follow with :func:`flush`."""
     source = _source_id(db, connection, batch.source, learned)
-    ids = _ids_of(db, connection, batch, learned)
+    ids = learned.identities or _ids_of(db, connection, dimensions_in(batch), learned)
     key = (
         boot,
         batch.seq,
@@ -144,7 +146,10 @@ def insert_batch(
 
 def intern(db: Database, connection: Connection, batches: Sequence[Batch], learned: Learned) -> None:
     """Intern what several batches of one transaction name, sorted over all: one by one they could deadlock."""
-    dimension_ids(db, connection, {dims for batch in batches for dims in dimensions_in(batch).values()}, learned)
+    objects: dict[int, Dimensions] = {}
+    for batch in batches:
+        objects |= dimensions_in(batch)
+    learned.identities |= _ids_of(db, connection, objects, learned)
 
 
 def flush(connection: Connection, learned: Learned) -> None:
@@ -309,10 +314,9 @@ def dimension_ids(
     return ids
 
 
-def _ids_of(db: Database, connection: Connection, batch: Batch, learned: Learned) -> dict[int, int]:
-    """The id of each dimension set of a batch, by the identity of its object."""
+def _ids_of(db: Database, connection: Connection, objects: dict[int, Dimensions], learned: Learned) -> dict[int, int]:
+    """The id of each dimension set, by the identity of its object."""
     known = db.known.get("dimensions", {})
-    objects = dimensions_in(batch)
     ids, unknown = {}, []
     for identity, dims in objects.items():
         number = known.get(dims)
