@@ -14,8 +14,9 @@ from ledger.errors import StoreError
 from ledger.ingest import Outcome, Status
 
 if TYPE_CHECKING:
-    import pytest
     from collections.abc import Sequence
+
+    import pytest
 
     from ledger.ingest import Examined
     from ledger.store.database import Database
