@@ -65,9 +65,10 @@ if TYPE_CHECKING:
 RATIO_MIN = 0.35
 """HTTP in, SQLite out, over plain executemany, in rows a second; and into PostgreSQL over COPY.
 
-Not reached: 0.17 to 0.2 on two cores. Of a batch's 4.5 ms HTTP takes 0.7, reading and the laws 1.2, ids and rows 0.7,
-the statements beside the rows 0.3, SQLite itself 0.6; the rest is waiting for the disk and for the interpreter's lock.
-The plain load takes 0.8 ms, so that all of ours would have to fit into 2.3."""
+Not reached: 0.13 to 0.2 on two busy cores. Of the 4.5 ms of a batch, by its parts run by themselves, HTTP takes about
+0.7, reading and the laws 1.1, ids and rows 0.8, the statements beside the rows 0.3 and SQLite itself 0.6; the rest was
+not taken apart (the disk, the GIL, the sender beside it). The plain load took 0.8 then, so ours would have to take 2.3.
+"""
 
 AT_ONCE = limits.INGESTS_MAX
 """Engines that deliver at the same time."""
@@ -122,7 +123,7 @@ def ingest(sent: list[list[bytes]], plain_rows: dict[Table, list[tuple[Any, ...]
         migrate.upgrade(database)
         token = database.write(lambda c: add_token(c, name="bench", scope=Scope.INGEST, secret=b"s" * 32, now_us=1))
         database.close()
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("spawn")
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         ready, stop, rss = context.Event(), context.Event(), context.Value("q", 0)
