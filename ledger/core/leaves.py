@@ -116,6 +116,11 @@ class LeafAccounts(SlotAccounts):
         owner = self.owner
         cells: list[Cell] = []
         at = 0
+        if blocks:
+            cell = owner[blocks[0]]
+            if type(cell) is Cell and cell.named == blocks:
+                # The frequent case of a hit: one leaf, and no part of the list to copy.
+                return [cell], len(blocks)
         while at < len(blocks):
             cell = owner[blocks[at]]
             if type(cell) is not Cell or cell in cells:

@@ -68,7 +68,12 @@ class Request(Holder):
     )
 
     def __init__(self, request: str, dims: Dimensions, *, prompt: int, arrived_t: int, parent: str | None) -> None:
-        super().__init__(dims)
+        # What Holder's own does, written out: an arrival is spared a call.
+        self.dims = dims
+        self.key = (dims.tenant, dims.session)
+        self.frontier = self.loose = self.held = 0
+        self.steady = False
+        self.tables = []
         self.id = request
         self.label: Label = (dims.scenario, dims.priority)
         self.parent = parent
