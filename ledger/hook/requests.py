@@ -116,19 +116,22 @@ def cover(request: Request, counts: list[int], tokens: int, classes: list[tuple[
     Positions below the high-water mark were classified before and count as nothing; no more is covered than
     prompt and output so far: nobody can have content for tokens that are still in flight.
     """
-    left = min(tokens, request.prompt + request.output - request.frontier)
-    position = request.frontier
+    position, high, prompt = request.frontier, request.high, request.prompt
+    left = min(tokens, prompt + request.output - position)
     for kind, run in classes:
         if left <= 0:
             break
         step = min(run, left)
-        fresh = min(position + step, request.prompt) - max(position, request.high)
-        if fresh > 0:
-            counts[kind] += fresh
+        if high <= position and position + step <= prompt:
+            counts[kind] += step
+        else:
+            fresh = min(position + step, prompt) - max(position, high)
+            if fresh > 0:
+                counts[kind] += fresh
         position += step
         left -= step
     request.frontier = position
-    request.high = max(request.high, position)
+    request.high = max(high, position)
 
 
 def compute(request: Request, counts: list[int], tokens: int) -> tuple[bool, int]:

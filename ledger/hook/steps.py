@@ -122,11 +122,10 @@ class Steps:
     def rouse(self, t: int, request: Request) -> None:
         """The request is ordinary no more; steps in flight that counted it as such get an entry for it."""
         request.steady = False
-        request.frontier += self.ticks.n
+        request.frontier = request.high = frontier = request.frontier + self.ticks.n
+        request.known = frontier + 1
         request.compute += self.weight
         request.output += self.ended
-        request.high = request.frontier
-        request.known = request.frontier + 1
         for step in self.flight:
             entry = step.entries.get(request)
             if entry is None:
@@ -136,8 +135,10 @@ class Steps:
                 entry.tokens += 1
                 entry.output += 1
         landed = self.serial - len(self.flight)
-        if landed >= request.from_serial:
+        since = request.from_serial
+        if landed >= since:
             request.last_token_t = self.last_end_t
+            since = landed + 1
         for table in request.tables:
             if table.size:
                 table.pool.stand_still(t, table)
@@ -146,7 +147,7 @@ class Steps:
         if request.held:
             self.partial[request.id] = request
         self.touched[request] = None
-        self.log.changes.append((max(request.from_serial, landed + 1), request.label, -1))
+        self.log.changes.append((since, request.label, -1))
 
     # -- scheduling ----------------------------------------------------------------------------------
 
