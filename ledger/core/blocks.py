@@ -371,10 +371,16 @@ class BlockAccounts(CachedAccounts):
         """Try the frequent case: a request lets go of its whole table, own blocks and leaves that others hold on to.
 
         Returns whether it was that; if not, nothing is changed. It compares lists of blocks instead of looking at the
-        owner of each, which costs a tenth.
+        owner of each, which costs a tenth; what is written down block by block, or parted before, goes the long way.
         """
         order: list[int] = table.order  # type: ignore[assignment]  # no gap in what is whole
-        if not table.whole or self.fills or table.opens or order not in (blocks, blocks[::-1]):
+        if (
+            not table.whole
+            or table.pool is not self
+            or self.fills
+            or table.opens
+            or order not in (blocks, blocks[::-1])
+        ):
             return False
         cells, shared = self.whole_leaves(order)
         rest = order[shared:]
@@ -399,15 +405,15 @@ class BlockAccounts(CachedAccounts):
             for block in rest[:kept]:
                 owner[block] = account
             self.change_cached(t, account, kept)
-            rest = rest[kept:]
-        for block in rest:
+        for block in rest[kept:] if kept else rest:
             owner[block] = None
         if own:
             until = own * t
             table.own = 0
             table.acc += until
-            self.group_active[table.group] -= own
-            self.group_acc[table.group] += until
+            group = table.group
+            self.group_active[group] -= own
+            self.group_acc[group] += until
             self._empty(table)
             self._nothing_to_fill(t, table)
         for cell in cells:

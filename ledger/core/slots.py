@@ -93,18 +93,6 @@ class SlotAccounts:
             wheel[spot][table] = None
         table.spot = spot
 
-    def _nothing_to_fill(self, t: int, table: Table) -> None:
-        """The table ends at its tail and has no own blocks: what :meth:`retune` would find, at a third."""
-        if table.falls or self.lookahead or table.marked_unfilled:
-            self.retune(t, table)
-        else:
-            gone = table.unfilled
-            until = gone * t
-            table.unfilled = 0
-            table.unfilled_acc += until
-            self.unfilled -= gone
-            self.unfilled_acc += until
-
     def start_falling(self, t: int, table: Table) -> None:
         """The holder is steady from now on, and the table plain: what :meth:`retune` would find, at half."""
         ticks = self.ticks
@@ -254,6 +242,17 @@ class SlotAccounts:
                     order.pop()
                 end = base + len(order) * size
             table.tail = end
+
+    def _nothing_to_fill(self, t: int, table: Table) -> None:
+        """The table has just lost its last own block (:meth:`_empty`): what :meth:`retune` would find, at a third."""
+        if table.falls or self.lookahead or table.marked_unfilled:
+            self.retune(t, table)
+        elif gone := table.unfilled:
+            until = gone * t
+            table.unfilled = 0
+            table.unfilled_acc += until
+            self.unfilled -= gone
+            self.unfilled_acc += until
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
         """Positions at the end of a table that lost their block before it was full are free again."""
