@@ -57,6 +57,16 @@ def test_what_cannot_be_is_a_fault_with_a_reason(reason):
     closes(engine)
 
 
+def test_blocks_are_not_let_go_in_a_pool_that_another_pools_ids_are_named_to():
+    engine = held(Engine())
+    other = engine.meter.open(SECOND, "other", blocks=5, groups=(Group(block_size=4),), paying=False)
+    other.release(SECOND, "a", [2, 1], freed=[1, 2])
+    assert engine.meter.faults["release_not_held"] >= 1
+    assert (engine.pool.counts[0], other.counts[0]) == (2, 0)
+    engine.meter.close(20 * SECOND)
+    closes(engine)
+
+
 def test_a_clock_that_runs_backwards_stands_still():
     engine = held(Engine())
     engine.meter.advance(5 * SECOND)

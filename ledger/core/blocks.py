@@ -147,12 +147,15 @@ class BlockAccounts(CachedAccounts):
                     self.owner[block] = table
             self._add_own(t, table, own)
         self._append_full(t, table, blocks)
-        return taken + own
+        taken += own
+        table.whole &= taken == len(blocks)
+        return taken
 
     def take_leaves(self, t: int, table: Table, blocks: Sequence[int], cells: Sequence[Cell]) -> None:
         """A hit on leaves that :meth:`whole_leaves` found ``blocks`` to be."""
         for cell in cells:
-            self._join(t, table, cell, cell.node.blocks)
+            if not self._join(t, table, cell, cell.node.blocks):
+                table.whole = False
         self._append_full(t, table, blocks)
 
     def _revive(self, t: int, was: Owner, count: int, more: int) -> bool:
@@ -169,8 +172,9 @@ class BlockAccounts(CachedAccounts):
         since = blocks * t
         table.own += blocks
         table.acc -= since
-        self.group_active[table.group] += blocks
-        self.group_acc[table.group] -= since
+        group = table.group
+        self.group_active[group] += blocks
+        self.group_acc[group] -= since
         self.holding[table] = None
         table.holder.held += blocks
 
@@ -279,6 +283,8 @@ class BlockAccounts(CachedAccounts):
             blocks = list(named)
             owners = self.owners(blocks)
         tables = [table for table in holder.tables if table.pool is self]
+        for one in tables:
+            one.whole = False
         ended: set[Owner] = set()
         unheld = let_go = 0
         for kind, count in tally(owners).items():
@@ -328,6 +334,7 @@ class BlockAccounts(CachedAccounts):
             if not table.own and not table.nodes and table in self.holding:
                 del self.holding[table]
                 self.let_go.append(table)
+                table.whole = not table.order
 
     def _leave_own(self, t: int, table: Table, count: int, named: set[int]) -> None:
         """The table loses so many blocks of its own."""
@@ -364,62 +371,59 @@ class BlockAccounts(CachedAccounts):
         """Try the frequent case: a request lets go of its whole table, own blocks and leaves that others hold on to.
 
         Returns whether it was that; if not, nothing is changed. It compares lists of blocks instead of looking at the
-        owner of each, which costs a tenth.
+        owner of each, which costs a tenth; what is written down block by block, or parted before, goes the long way.
         """
-        order = blocks if blocks == table.order else blocks[::-1]
-        if self.fills or table.opens or order != table.order:
+        order: list[int] = table.order  # type: ignore[assignment]  # no gap in what is whole
+        if (
+            not table.whole
+            or table.pool is not self
+            or self.fills
+            or table.opens
+            or order not in (blocks, blocks[::-1])
+        ):
             return False
         cells, shared = self.whole_leaves(order)
         rest = order[shared:]
-        ends = [*cached, *freed] if cached and freed else cached or freed
         own = table.own
-        if not len(rest) == len(ends) == own or (ends not in (rest, rest[::-1]) and set(ends) != set(rest)):
+        if len(rest) != own or own != len(cached) + len(freed):
             return False
         for cell in cells:
-            if cell.node.holders < 2 or not self._holds(table, cell.node):
+            if cell.node.holders < 2:
                 return False
-        # As many as there are own ones, and only own ones are handed over: so they are just these.
-        account = self.account(table.holder.dims) if cached else None
-        if cached and not self._hand_over(cached, table, account):
-            return False
-        if freed and not self._hand_over(freed, table, None):
-            self._hand_over(cached, account, table)
-            return False
+        # The table holds just what is in its order, and not a block of these is shared: so they are its own. Ids are
+        # taken from the order and not from what the caller named, which could equal them and still be no index.
+        ends = [*cached, *freed] if cached and freed else cached or freed
+        if ends != rest:
+            ids = dict(zip(rest, rest, strict=True))
+            if ids.keys() != set(ends):
+                return False
+            rest = [ids[block] for block in ends]
+        kept = len(cached)
+        owner = self.owner
+        if kept:
+            account = self.account(table.holder.dims)
+            for block in rest[:kept]:
+                owner[block] = account
+            self.change_cached(t, account, kept)
+        for block in rest[kept:] if kept else rest:
+            owner[block] = None
         if own:
             until = own * t
             table.own = 0
             table.acc += until
-            self.group_active[table.group] -= own
-            self.group_acc[table.group] += until
+            group = table.group
+            self.group_active[group] -= own
+            self.group_acc[group] += until
             self._empty(table)
             self._nothing_to_fill(t, table)
-        if account is not None:
-            self.change_cached(t, account, len(cached))
         for cell in cells:
             self._leave(t, table, cell.node)
         table.holder.held -= len(blocks)
-        if not table.nodes:
-            del self.holding[table]
-            self.let_go.append(table)
+        # Ids of full blocks stay in the order, for their positions.
+        table.whole = not order
+        del self.holding[table]
+        self.let_go.append(table)
         return True
-
-    def _hand_over(self, blocks: Sequence[int], was: Owner, to: Owner) -> bool:
-        """Give blocks of one owner to another, all of them or none."""
-        owner = self.owner
-        left = iter(blocks)
-        try:
-            for block in left:
-                if owner[block] is not was:
-                    break
-                owner[block] = to
-            else:
-                return True
-        except TypeError:
-            pass
-        # What is left in the iterator says how far it came.
-        for block in blocks[: len(blocks) - 1 - len(list(left))]:
-            owner[block] = was
-        return False
 
     def _uncount(self, t: int, table: Table, blocks: int, *, unheld: bool) -> None:
         table.holder.held -= blocks

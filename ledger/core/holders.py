@@ -91,6 +91,7 @@ class Table:
         "tail",
         "unfilled",
         "unfilled_acc",
+        "whole",
     )
 
     def __init__(self, pool: BlockAccounts, holder: Holder, group: int, size: int) -> None:
@@ -109,6 +110,9 @@ class Table:
         self.marked_unfilled = self.marked_ahead = 0
         """The part of own slots that is written down block by block."""
         self.order: list[int | None] = []
+        """Its blocks by position; None where one was let go before it was full."""
+        self.whole = True
+        """Whether ``order`` is known to be just the blocks held: nothing was let go so far but all at once."""
         self.base = self.tail = 0
         """Positions: of the first block, and from where blocks are an ordinary tail."""
         self.opens: dict[int, int] = {}

@@ -116,6 +116,11 @@ class LeafAccounts(SlotAccounts):
         owner = self.owner
         cells: list[Cell] = []
         at = 0
+        if blocks:
+            cell = owner[blocks[0]]
+            if type(cell) is Cell and cell.named == blocks:
+                # The frequent case of a hit: one leaf, and no part of the list to copy.
+                return [cell], len(blocks)
         while at < len(blocks):
             cell = owner[blocks[at]]
             if type(cell) is not Cell or cell in cells:
@@ -141,14 +146,16 @@ class LeafAccounts(SlotAccounts):
 
     def _leave(self, t: int, table: Table, node: Node) -> None:
         """The table gives up a leaf: its pointer above is brought down to it first."""
-        if node not in table.nodes:
+        nodes = table.nodes
+        if node not in nodes:
             self._bring_down(table, node)
+            nodes = table.nodes
         table.shared += node.rate * t + node.acc
         if node.slotted:
             _, unfilled, ahead = node.values(t)
             table.shared_unfilled += unfilled
             table.shared_ahead += ahead
-        table.nodes = table.nodes - {node} if len(table.nodes) > 1 else NONE
+        table.nodes = nodes - {node} if len(nodes) > 1 else NONE
         if node.holders == 1 and table.size:
             self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)
         node.change_holders(t, -1)

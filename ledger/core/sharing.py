@@ -61,7 +61,7 @@ class Node:
     def change_holders(self, t: int, by: int) -> None:
         """One holder more or fewer from ``t`` on; with none left the leaf charges nobody."""
         self.holders = holders = self.holders + by
-        rate = self.blocks * ONE // holders if holders else 0
+        rate = (self.blocks << SHIFT) // holders if holders else 0
         self.acc += (self.rate - rate) * t
         self.rate = rate
         if self.unfilled_rate or self.ahead_rate:

@@ -93,17 +93,26 @@ class SlotAccounts:
             wheel[spot][table] = None
         table.spot = spot
 
-    def _nothing_to_fill(self, t: int, table: Table) -> None:
-        """The table ends at its tail and has no own blocks: what :meth:`retune` would find, at a third."""
-        if table.falls or self.lookahead or table.marked_unfilled:
+    def start_falling(self, t: int, table: Table) -> None:
+        """The holder is steady from now on, and the table plain: what :meth:`retune` would find, at half."""
+        ticks = self.ticks
+        n = ticks.n
+        size = table.size
+        unfilled = table.base + len(table.order) * size - table.holder.frontier - n
+        if unfilled <= 0 or self.lookahead or table.falls:
             self.retune(t, table)
-        else:
-            gone = table.unfilled
-            until = gone * t
-            table.unfilled = 0
-            table.unfilled_acc += until
-            self.unfilled -= gone
-            self.unfilled_acc += until
+            return
+        change = unfilled + table.marked_unfilled - table.own * size + n - table.unfilled
+        table.unfilled += change
+        table.unfilled_acc += (n - change) * t + ticks.acc
+        table.falls = 1
+        self.falls += 1
+        change -= n
+        self.unfilled += change
+        self.unfilled_acc -= change * t
+        due = table.due = n + unfilled
+        spot = table.spot = due % size
+        self.wheels[size][spot][table] = None
 
     def stand_still(self, t: int, table: Table) -> None:
         """The holder is steady no more, with its frontier where it was: what :meth:`retune` would find, at a third."""
@@ -114,8 +123,8 @@ class SlotAccounts:
             table.unfilled_acc -= self.ticks.acc
             table.falls = 0
             self.falls -= 1
-            table.due = -1
-            self._place(table, -1)
+            del self.wheels[table.size][table.spot][table]
+            table.due = table.spot = -1
 
     def _retune_ahead(self, t: int, table: Table, ahead: int, falls: int) -> None:
         """The look-ahead part of :meth:`retune`."""
@@ -137,22 +146,15 @@ class SlotAccounts:
         n = self.ticks.n
         for size, wheel in self.wheels.items():
             # Mostly nobody: whoever was due has taken a block for this very step.
-            for table in [table for table in wheel.get(n % size, ()) if table.due == n]:
-                self.retune(t, table)
+            for table in tuple(wheel.get(n % size, ())):
+                if table.due == n:
+                    self.retune(t, table)
         if self.falls:
             self.unfilled -= self.falls
             self.unfilled_acc += self.falls * t
         if self.ahead_falls:
             self.ahead -= self.ahead_falls
             self.ahead_acc += self.ahead_falls * t
-
-    def is_plain(self, table: Table) -> bool:
-        """Whether steps fill only the table's own tail."""
-        if table.opens:
-            return False
-        frontier = self._frontier(table)
-        # The tail hardly ever lies beyond the end, which takes longer to tell.
-        return frontier >= table.tail or frontier >= table.end
 
     def moved(self, t: int, table: Table) -> None:
         """The holder's frontier has moved other than by a tick."""
@@ -180,6 +182,7 @@ class SlotAccounts:
         if table.size:
             self.write_down(t, table, table.order)
             table.order = []
+            table.whole = not table.own and not table.nodes
             table.base = table.tail = 0
             table.opens = {}
             self.retune(t, table)
@@ -227,13 +230,29 @@ class SlotAccounts:
         """A table loses all own blocks: open ones at the end give their positions back, as in _take_back."""
         size = table.size
         if size:
-            first = max(self._frontier(table), table.tail)
-            if first < table.end:
-                order = table.order
-                del order[(first - table.base) // size :]
+            order = table.order
+            holder = table.holder
+            base, tail = table.base, table.tail
+            first = holder.frontier + self.ticks.n if holder.steady else holder.frontier
+            first = max(first, tail)
+            end = base + len(order) * size
+            if first < end:
+                del order[(first - base) // size :]
                 while order and order[-1] is None:
                     order.pop()
-            table.tail = table.end
+                end = base + len(order) * size
+            table.tail = end
+
+    def _nothing_to_fill(self, t: int, table: Table) -> None:
+        """The table has just lost its last own block (:meth:`_empty`): what :meth:`retune` would find, at a third."""
+        if table.falls or self.lookahead or table.marked_unfilled:
+            self.retune(t, table)
+        elif gone := table.unfilled:
+            until = gone * t
+            table.unfilled = 0
+            table.unfilled_acc += until
+            self.unfilled -= gone
+            self.unfilled_acc += until
 
     def _take_back(self, t: int, table: Table, released: set[int]) -> None:
         """Positions at the end of a table that lost their block before it was full are free again."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ledger.core.quantiles import bucket_index
 from ledger.core.records import Histogram
-from ledger.limits import PERIOD_LABELS_MAX, PERIOD_STEPS_MAX
+from ledger.limits import PERIOD_LABELS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,13 +39,6 @@ class Log:
         self.end_to_end: list[tuple[Label, int]] = []
         self.length_in: list[tuple[Label, int]] = []
         self.length_out: list[tuple[Label, int]] = []
-
-    def step(self, serial: int, duration: int, gap: int, requests: int) -> None:
-        if len(self.steps) < PERIOD_STEPS_MAX:
-            self.steps.append((serial, duration, gap, requests))
-
-    def change(self, serial: int, label: Label, by: int) -> None:
-        self.changes.append((serial, label, by))
 
     def tokens(self, label: Label, gap: int, count: int) -> None:
         key = (label, gap)

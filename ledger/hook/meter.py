@@ -160,11 +160,13 @@ class Meter:
         """A core request was received (``arrived_us``: when, if earlier than ``t_us``)."""
         boot = self._boot
         try:
-            t = boot.event(t_us)
+            if not boot.now <= t_us < boot.next:
+                t_us = boot.turn(t_us)
+            boot.now = t_us
             if request in boot.steps.requests:
                 boot.fault("request_twice")
                 return
-            arrived = t if arrived_us is None else min(arrived_us, t)
+            arrived = t_us if arrived_us is None else min(arrived_us, t_us)
             boot.admit(request, dims, max(prompt_tokens, 0), parent, arrived)
         except Exception:
             boot.broken()
@@ -218,12 +220,14 @@ class Meter:
         """The request ended. Its record goes out once it has let go of its last block, too."""
         boot = self._boot
         try:
-            t = boot.event(t_us)
+            if not boot.now <= t_us < boot.next:
+                t_us = boot.turn(t_us)
+            boot.now = t_us
             found = boot.steps.requests.get(request)
             if found is None or found.ended_t is not None:
                 boot.fault("unknown_request" if found is None else "ended_request")
                 return
-            boot.finish(t, found, outcome, finish_reason)
+            boot.finish(t_us, found, outcome, finish_reason)
         except Exception:
             boot.broken()
 

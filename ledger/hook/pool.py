@@ -66,7 +66,7 @@ class PoolMeter:
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
                 self._take_content(t_us, holder, table, hit=hit, loaded=loaded, covered_tokens=covered_tokens)
-            elif not table.order and table.size:
+            elif group and not table.order:
                 self._align(holder, table, 0)
             if new:
                 self._pool.accounts.take_new(t_us, table, new)
@@ -107,7 +107,7 @@ class PoolMeter:
 
     def _align(self, holder: Request, table: Table, full: int) -> None:
         """Where the first block of a group's table lies: groups beside the first skip what they need not hold."""
-        if not self._pool.leads or not table.group:
+        if not self._pool.leads or not table.size:
             return
         frontier = holder.frontier + (self._boot.steps.ticks.n if holder.steady else 0)
         size = table.size
@@ -141,7 +141,7 @@ class PoolMeter:
             for other in holder.tables:
                 if other.order:
                     other.pool.moved(t, other)
-        if not table.order and table.size:
+        if table.group and not table.order:
             self._align(holder, table, len(hit) + len(loaded))
         if owners:
             accounts.take_hit(t, table, hit, owners)
@@ -153,6 +153,8 @@ class PoolMeter:
     def _classes(self, holder: Request, hit: Sequence[int], cells: Sequence[Cell], size: int) -> list[tuple[int, int]]:
         """Whose work is hit, in runs of positions; ``cells``: the leaves that ``hit`` consists of, if it does."""
         key = holder.key
+        if len(cells) == 1 and (writer := cells[0].writer) is not None:
+            return [(OWN if writer == key else OTHERS, len(hit) * size)]
         writers = [cell.writer for cell in cells]
         if writers and None not in writers:
             return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
@@ -175,7 +177,9 @@ class PoolMeter:
                 boot.fault("unknown_request")
                 return
             # Blocks held only grow between two releases, so here is where to look for the most.
-            holder.peak_blocks = max(holder.peak_blocks, holder.held)
+            held = holder.held
+            if held > holder.peak_blocks:  # noqa: PLR1730  # max() costs four times as much
+                holder.peak_blocks = held
             self._pool.accounts.release(t_us, holder, blocks, cached, freed)
             if not holder.held:
                 boot.steps.partial.pop(request, None)

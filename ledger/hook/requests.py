@@ -68,7 +68,12 @@ class Request(Holder):
     )
 
     def __init__(self, request: str, dims: Dimensions, *, prompt: int, arrived_t: int, parent: str | None) -> None:
-        super().__init__(dims)
+        # What Holder's own does, written out: an arrival is spared a call.
+        self.dims = dims
+        self.key = (dims.tenant, dims.session)
+        self.frontier = self.loose = self.held = 0
+        self.steady = False
+        self.tables = []
         self.id = request
         self.label: Label = (dims.scenario, dims.priority)
         self.parent = parent
@@ -111,19 +116,22 @@ def cover(request: Request, counts: list[int], tokens: int, classes: list[tuple[
     Positions below the high-water mark were classified before and count as nothing; no more is covered than
     prompt and output so far: nobody can have content for tokens that are still in flight.
     """
-    left = min(tokens, request.prompt + request.output - request.frontier)
-    position = request.frontier
+    position, high, prompt = request.frontier, request.high, request.prompt
+    left = min(tokens, prompt + request.output - position)
     for kind, run in classes:
         if left <= 0:
             break
         step = min(run, left)
-        fresh = min(position + step, request.prompt) - max(position, request.high)
-        if fresh > 0:
-            counts[kind] += fresh
+        if high <= position and position + step <= prompt:
+            counts[kind] += step
+        else:
+            fresh = min(position + step, prompt) - max(position, high)
+            if fresh > 0:
+                counts[kind] += fresh
         position += step
         left -= step
     request.frontier = position
-    request.high = max(request.high, position)
+    request.high = max(high, position)
 
 
 def compute(request: Request, counts: list[int], tokens: int) -> tuple[bool, int]:
