@@ -272,6 +272,19 @@ def test_a_request_without_an_answer_is_lost_once_its_boot_has_ended(db: Databas
     assert names(heard + limits.SILENCE_US_MAX) == [], "a late record replaces it"
 
 
+def test_requests_that_a_boot_handed_over_with_its_clock_are_not_lost(db: Database) -> None:
+    life = started(db)
+    closing = replace(life.period({}), closes=(PoolClose(pool="gpu", at_us=life.now_us, reason="clock"),))
+    assert accept(db, life.send(closing), NOW).status is Status.ACCEPTED
+    second = Life(boot_id="boot-2", start_us=life.now_us)
+    accept(db, second.send(second.announce()), NOW)
+    taken_over = second.period({}, opens=True, standing=True, admits=["r1"])
+    assert accept(db, second.send(taken_over), NOW).status is Status.ACCEPTED
+    with db.read() as connection:
+        lost = fact_reads.lost_requests(connection, second.now_us)
+    assert [(found.boot_id, found.admission.request) for found in lost] == [("boot-1", "r2")]
+
+
 # --- quarantine ------------------------------------------------------------------------------------------
 
 

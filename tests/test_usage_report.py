@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ledger.core.records import PERIOD_US, Dimensions
 from ledger.errors import UsageError
+from ledger.limits import SILENCE_US_MAX
 from ledger.reports.usage import FIGURES, KEYS, By, columns, usage
 from ledger.store.database import connect
 
@@ -110,6 +111,25 @@ def test_a_request_within_the_range_has_its_tokens(used: Database) -> None:
     rows = usage(used, start_us=T0, end_us=END, by=By.REQUEST)
     assert {row.computed_tokens for row in rows if row.request == "r1"} == {100}
     assert {row.computed_tokens for row in rows if row.request == "r2"} == {10}
+
+
+def test_a_request_that_nobody_answered_for_is_lost_and_has_no_figures(sqlite_db: Database) -> None:
+    open_ledger(sqlite_db)
+    life = Life()
+    opened = life.period({A: (3, 0)}, opens=True, standing=True, admits=["gone"])
+    deliver(sqlite_db, life, [opened])
+
+    def rows(now_us: int) -> list[UsageRow]:
+        return [
+            row
+            for row in usage(sqlite_db, start_us=T0, end_us=T0 + PERIOD_US, by=By.REQUEST, now_us=now_us)
+            if row.request is not None
+        ]
+
+    assert rows(opened.end_us) == []
+    (lost,) = rows(opened.end_us + SILENCE_US_MAX)
+    assert (lost.request, lost.outcome) == ("gone", "lost")
+    assert all(getattr(lost, name) is None for name in FIGURES)
 
 
 def test_a_pool_shows_what_was_free_and_its_capacity(used: Database) -> None:

@@ -78,7 +78,7 @@ def usage(args: Namespace) -> int:
                 raise UsageError(
                     f"{_empty_range(args)}; facts lie from {format_time(first_us)} to {format_time(last_us)}"
                 )
-            rows = read_usage(ledger.database, start_us=start_us, end_us=end_us, by=by)
+            rows = read_usage(ledger.database, start_us=start_us, end_us=end_us, by=by, now_us=max(now_us(), end_us))
         currency = ledger.settings.currency
     keys = columns(by)
     empty = NO_FACTS if first_us is None else "nothing was used in that time; --from and --to say which"

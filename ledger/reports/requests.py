@@ -13,9 +13,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ledger.core.money import apportion, round_half_up
+from ledger.core.records import Outcome
 from ledger.core.settlement import Kind
 from ledger.reports.usage_rows import TOKENS, Figures, UsageRow
-from ledger.store import book_reads, books, inputs, terms
+from ledger.store import book_reads, books, fact_reads, inputs, terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ledger.store.book_reads import RequestRow
     from ledger.store.books import Settlement
     from ledger.store.database import Connection
+    from ledger.store.fact_reads import LostRequest
 
 WHOLE = ("unfilled_slot_us", *TOKENS)
 """Figures that a record has for the request as a whole only."""
@@ -48,9 +50,11 @@ def request_rows(
     settled: Sequence[Stretch],
     unsettled: Sequence[tuple[Basis, Settlement]],
     sessions: Mapping[Dimensions, Figures],
+    *,
     span: tuple[int, int],
+    now_us: int,
 ) -> list[UsageRow]:
-    """The ended requests of ``span``, and each session's residual row where there is anything left."""
+    """The ended requests of ``span``, those that are lost at ``now_us``, and each session's residual row, if any."""
     ledger = terms.read_terms(snapshot)
     reader = inputs.PeriodReader(snapshot)
     cells = _settled_cells(snapshot, reader, settled) | _open_cells(unsettled)
@@ -90,7 +94,22 @@ def request_rows(
                 **figures,
             )
         )
-    return found + _residuals(left)
+    unanswered = fact_reads.lost_requests(snapshot, now_us)
+    lost = [_lost(each) for each in unanswered if span[0] <= each.admission.arrived_us < span[1]]
+    return [*found, *lost, *_residuals(left)]
+
+
+def _lost(request: LostRequest) -> UsageRow:
+    """A request whose engine ended without a word of it: what it used is in its session's residual."""
+    of = request.admission.dims
+    return UsageRow(
+        tenant=of.tenant,
+        session=of.session,
+        request=request.admission.request,
+        outcome=Outcome.LOST.value,
+        model=of.model,
+        engine=request.engine,
+    )
 
 
 def _figures(row: RequestRow, costs: Mapping[str, int], span: tuple[int, int], weight: int) -> dict[str, Any]:

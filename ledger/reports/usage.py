@@ -72,12 +72,19 @@ def columns(by: By) -> tuple[str, ...]:
 
 
 def usage(
-    db: Database, *, start_us: int, end_us: int, by: By = By.TENANT, basis: Basis | None = None
+    db: Database,
+    *,
+    start_us: int,
+    end_us: int,
+    by: By = By.TENANT,
+    basis: Basis | None = None,
+    now_us: int | None = None,
 ) -> tuple[UsageRow, ...]:
     """Usage over ``[start_us, end_us)``, dearest first. Ranges that lie end to end sum to their whole.
 
     Costs are those of each month's booked basis where none is given. Block figures are of pools that carry money,
-    save by pool. Raises UsageError for an end off the 15-second grid: within a period nothing is known of when.
+    save by pool. By request, those that no engine answered for are ``lost`` once their boot has ended at ``now_us``
+    (None: ``end_us``). Raises UsageError for an end off the 15-second grid: within a period nothing is known of when.
     """
     for end in (start_us, end_us):
         if not on_grid(end):
@@ -93,7 +100,14 @@ def usage(
         if by is By.POOL:
             rows = reading.pool_rows()
         elif by is By.REQUEST:
-            rows = request_rows(snapshot, reading.settled, reading.open, reading.session_figures(), (start_us, end_us))
+            rows = request_rows(
+                snapshot,
+                reading.settled,
+                reading.open,
+                reading.session_figures(),
+                span=(start_us, end_us),
+                now_us=end_us if now_us is None else now_us,
+            )
         else:
             rows = reading.rows(by)
     return tuple(sorted(rows, key=lambda row: (-row.cost_nanos, row.key(KEYS[by]))))

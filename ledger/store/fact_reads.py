@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, exists, func, select
+from sqlalchemy import and_, exists, func, select, true
 
 from ledger import limits
 from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, Source
@@ -154,7 +154,8 @@ def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Di
 def lost_requests(connection: Connection, now_us: int, engine: str | None = None) -> tuple[LostRequest, ...]:
     """Admissions that no record answers, of boots that have ended: by a newer boot, or by 15 minutes of silence.
 
-    A record that arrives late answers its admission, and the request is not lost any more.
+    A record that arrives late answers its admission, and the request is not lost any more. A boot that ended because
+    its clock was set anew (a close with reason ``clock``) handed its requests over: the next one admits them again.
     """
     boots = boots_of(connection, engine)
     newest = {boot.engine: boot.number for boot in boots}
@@ -163,14 +164,19 @@ def lost_requests(connection: Connection, now_us: int, engine: str | None = None
         for boot in boots
         if boot.number != newest[boot.engine] or now_us - boot.last_end_us >= limits.SILENCE_US_MAX
     ]
-    asked, answered = tables.admissions.c, tables.request_records.c
+    asked, answered, again = tables.admissions.c, tables.request_records.c, tables.admissions.alias("again")
+    closes = tables.pool_closes.c
+    reset = set(connection.execute(select(closes.boot).where(closes.reason == "clock")).scalars())
     found = []
     for boot in ended:
+        heirs = [other.number for other in boots if other.engine == boot.engine and other.number > boot.number]
+        handed_over = exists().where(again.c.boot.in_(heirs), again.c.request == asked.request)
         rows = connection.execute(
             select(asked.request, asked.parent, asked.dims, asked.prompt_tokens, asked.arrived_us)
             .where(
                 asked.boot == boot.number,
                 ~exists().where(answered.boot == asked.boot, answered.request == asked.request),
+                ~handed_over if boot.number in reset else true(),
             )
             .order_by(asked.seq, asked.pos)
         ).all()
