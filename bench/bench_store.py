@@ -44,9 +44,9 @@ SESSIONS, REQUESTS = 256, 24
 """Of one batch: a busy engine's 15 seconds."""
 
 
-def made(number: int) -> list[bytes]:
+def made(number: int, engine: str = "engine-a") -> list[bytes]:
     """Encoded batches of one engine, in order."""
-    life, sent = Life(), []
+    life, sent = Life(engine=engine), []
     dims = [Dimensions(tenant=f"tenant-{i % 12}", session=f"session-{i}", model="llama-8b") for i in range(SESSIONS)]
     for index in range(number):
         names = [f"request-{index}-{i}" for i in range(REQUESTS)]
@@ -88,10 +88,12 @@ def flat(batches: list[Batch]) -> dict[Table, list[tuple[Any, ...]]]:
     """The rows that ours writes for ``batches``, by table, made beforehand."""
     rows: dict[Table, list[tuple[Any, ...]]] = defaultdict(list)
     numbers: dict[Dimensions, int] = {}
+    boots: dict[str, int] = {}
     for batch in batches:
         objects = dimensions_in(batch)
+        boot = boots.setdefault(batch.source.engine, len(boots) + 1)
         ids = {identity: numbers.setdefault(dims, len(numbers) + 1) for identity, dims in objects.items()}
-        for table, found in rows_of(batch, 1, ids):
+        for table, found in rows_of(batch, boot, ids):
             rows[table] += found
     return rows
 
@@ -193,7 +195,7 @@ def figures_of(kind: str, rounds: int, sent: list[bytes], folder: Path, server: 
     for number in range(rounds):
         for way, found in seconds.items():
             name = f"{kind}_{number}_{way}"
-            url = f"sqlite:///{folder / name}.db" if server is None else _database(server, name)
+            url = f"sqlite:///{folder / name}.db" if server is None else new_database(server, name)
             db = fresh(url, batches[0].start_us)
             if way == "ours":
                 found.append(ours(db, decoded, TOGETHER))
@@ -219,7 +221,7 @@ def figures_of(kind: str, rounds: int, sent: list[bytes], folder: Path, server: 
     ]
 
 
-def _database(server: str, name: str) -> str:
+def new_database(server: str, name: str) -> str:
     db = connect(server)
     with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")

@@ -71,7 +71,12 @@ def _pair(first: Any, second: Any) -> Any:
 def _struct(name: str, *parts: _Field, frozen: bool = True) -> Any:
     """A struct that is written with its keys sorted and its defaults left out, as the wire wants it."""
     return msgspec.defstruct(
-        name, sorted(parts, key=lambda field: field[0]), kw_only=True, omit_defaults=True, frozen=frozen
+        name,
+        sorted(parts, key=lambda field: field[0]),
+        kw_only=True,
+        omit_defaults=True,
+        frozen=frozen,
+        gc=False,  # a tree has no cycles, and thousands of its leaves would make the collector run
     )
 
 

@@ -67,8 +67,21 @@ def accept_several(db: Database, raws: Sequence[bytes], received_us: int) -> tup
 
     At most ``BATCHES_AT_ONCE_MAX``; one that is refused keeps no other from being accepted.
     """
-    assert len(raws) <= limits.BATCHES_AT_ONCE_MAX, "the caller divides what was delivered"
-    return _receive(db, raws, received_us, entry=None)
+    return book(db, [examine(db, raw, received_us) for raw in raws])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """A batch about which all is known that can be said without asking the database."""
+
+    raw: bytes
+    found: Decoded | Refusal
+    received_us: int
+
+
+def examine(db: Database, raw: bytes, received_us: int) -> Examined:
+    """The first half of :func:`accept`: nothing is read or written, and any number of threads may do it at a time."""
+    return Examined(raw=raw, found=_examine(db, raw, received_us), received_us=received_us)
 
 
 def retry(db: Database, entry: int, received_us: int) -> Outcome:
@@ -77,32 +90,36 @@ def retry(db: Database, entry: int, received_us: int) -> Outcome:
         found = quarantine.entry(connection, entry)
     if found is None:
         raise UsageError(f"no entry {entry} in quarantine; see: kvledger quarantine list")
-    return _receive(db, [found[1]], received_us, entry=entry)[0]
+    return book(db, [examine(db, found[1], received_us)], entry=entry)[0]
 
 
-def _receive(db: Database, raws: Sequence[bytes], received_us: int, *, entry: int | None) -> tuple[Outcome, ...]:
-    examined = [_examine(db, raw, received_us) for raw in raws]
-    for found in examined:
-        if isinstance(found, Decoded):
-            facts.ensure_day(db, found.batch.start_us)
+def book(db: Database, examined: Sequence[Examined], *, entry: int | None = None) -> tuple[Outcome, ...]:
+    """The second half: the batches in order and in one transaction, all answers or none.
+
+    At most ``BATCHES_AT_ONCE_MAX``. ``entry``: the one batch is this entry of the quarantine.
+    """
+    assert len(examined) <= limits.BATCHES_AT_ONCE_MAX, "the caller divides what was delivered"
+    for one in examined:
+        if isinstance(one.found, Decoded):
+            facts.ensure_day(db, one.found.batch.start_us)
 
     def work(connection: Connection) -> tuple[tuple[Outcome, ...], facts.Learned]:
         learned = facts.Learned()
         # Several engines in one transaction: everybody takes their locks in the same order.
-        batches = [found.batch for found in examined if isinstance(found, Decoded)]
+        batches = [one.found.batch for one in examined if isinstance(one.found, Decoded)]
         for engine in sorted({batch.source.engine for batch in batches}):
             receipt.lock_engine(connection, engine)
         if len(batches) > 1:
             facts.intern(db, connection, batches, learned)
         results = [
-            found if isinstance(found, Refusal) else _take(db, connection, found, received_us, learned)
-            for found in examined
+            one.found if isinstance(one.found, Refusal) else _take(db, connection, one.found, one.received_us, learned)
+            for one in examined
         ]
         facts.flush(connection, learned)
         # Counts are locked last, and by everybody last.
         answers = tuple(
-            result if isinstance(result, Outcome) else _put_aside(connection, raw, result, received_us, entry)
-            for raw, result in zip(raws, results, strict=True)
+            result if isinstance(result, Outcome) else _put_aside(connection, one, result, entry)
+            for one, result in zip(examined, results, strict=True)
         )
         if entry is not None and isinstance(results[0], Outcome):
             quarantine.release(connection, entry)
@@ -209,16 +226,16 @@ def _second_paying(connection: Connection, boot: int, batch: Batch) -> Refusal |
     return Refusal(reason=Reason.TWO_PAYING, detail=detail)
 
 
-def _put_aside(connection: Connection, raw: bytes, refusal: Refusal, received_us: int, entry: int | None) -> Outcome:
+def _put_aside(connection: Connection, one: Examined, refusal: Refusal, entry: int | None) -> Outcome:
     """Quarantine what is refused; an unknown version is told apart, since its sender is right."""
     if entry is None:
         quarantine.keep(
             connection,
-            raw,
-            claimed=peek(raw),
+            one.raw,
+            claimed=peek(one.raw),
             reason=refusal.reason,
             detail=refusal.detail,
-            received_us=received_us,
+            received_us=one.received_us,
         )
     else:
         quarantine.still_refused(connection, entry, reason=refusal.reason, detail=refusal.detail)

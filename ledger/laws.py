@@ -13,7 +13,7 @@ from ledger.errors import Refusal
 from ledger.refusals import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 
 def breach(batch: Batch) -> Refusal | None:
@@ -56,15 +56,17 @@ def _period(batch: Batch) -> Iterator[Refusal]:
 
 
 def _duplicates(batch: Batch) -> Iterator[Refusal]:
-    checked: tuple[tuple[str, Iterable[object]], ...] = (
-        ("pool", (row.pool for row in batch.pools)),
-        ("session row", ((row.pool, row.dims) for row in batch.sessions)),
-        ("standing count", ((row.pool, row.dims) for row in batch.standing or ())),
-        ("admission", (row.request for row in batch.admissions)),
-        ("request record", (row.request for row in batch.requests)),
-        ("histogram", ((row.name, row.labels) for row in batch.histograms)),
+    checked: tuple[tuple[str, list[object]], ...] = (
+        ("pool", [row.pool for row in batch.pools]),
+        ("session row", [(row.pool, row.dims) for row in batch.sessions]),
+        ("standing count", [(row.pool, row.dims) for row in batch.standing or ()]),
+        ("admission", [row.request for row in batch.admissions]),
+        ("request record", [row.request for row in batch.requests]),
+        ("histogram", [(row.name, row.labels) for row in batch.histograms]),
     )
     for kind, keys in checked:
+        if len(set(keys)) == len(keys):
+            continue
         for key, times in Counter(keys).items():
             if times > 1:
                 yield _refusal(Reason.DUPLICATE_ROW, f"{kind} {key} stands {times} times in the batch")

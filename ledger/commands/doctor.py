@@ -20,6 +20,7 @@ from ledger.commands.opening import connected, now_us
 from ledger.core.periods import format_time
 from ledger.errors import LedgerError
 from ledger.store import fleet, migrate, prices, quarantine
+from ledger.store.database import file_of
 from ledger.store.findings import Severity, list_findings
 from ledger.store.tokens import Scope, list_tokens
 

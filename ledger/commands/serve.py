@@ -39,7 +39,7 @@ from ledger.store.tokens import SECRET_BYTES, Scope, add_token, end_token, list_
 from ledger.web.access import session_key
 from ledger.web.app import make_app
 from ledger.web.listening import listen
-from ledger.web.service import Service, make_service
+from ledger.web.service import Service, make_service, settle_memory
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -95,6 +95,7 @@ def serve(args: Namespace) -> int:
             )
         )
         _tell(url, first, ledger, demo=args.demo)
+        settle_memory()
         runner.start()
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
         serving.start()

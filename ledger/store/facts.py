@@ -4,13 +4,14 @@ Invariants: the key, the rows and their effects are in one transaction; ids of d
 remembered by a process only once that transaction is committed; everybody takes locks in one order (engine,
 origin, source, dimensions sorted, rows in the order of their tables, counts), so that writers do not deadlock.
 
-Large tables take a bulk path: ``executemany`` of plain tuples on SQLite, ``COPY`` on PostgreSQL.
+Large tables take a bulk path: plain tuples, many to a statement, on SQLite; ``COPY`` on PostgreSQL.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,10 @@ _ORDER: Final = {table: place for place, table in enumerate(tables.PARTITIONED)}
 _COPIED_FROM: Final = 40
 """Rows from which a COPY of its own (two round trips) is cheaper than a part in a shared one."""
 
+_TOGETHER: Final = 32
+"""Rows in one INSERT on SQLite: one statement is one step, and between two steps the driver hands the GIL over. At most
+35 columns: far below SQLite's 32 766 values."""
+
 _CHUNK: Final = 500
 """Dimension sets in one statement: six values each stay far below SQLite's 32 766 and keep plans short."""
 
@@ -46,6 +51,8 @@ class Learned:
     dimensions: dict[Dimensions, int] = field(default_factory=dict)
     sources: dict[Source, int] = field(default_factory=dict)
     boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
+    identities: dict[int, int] = field(default_factory=dict)
+    """Ids by the identity of the objects of batches that live as long as this: hashing a set again takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +121,7 @@ def insert_batch(
 ) -> None:
     """Write the key of ``batch``, whose boot has the id ``boot``; its rows follow with :func:`flush`."""
     source = _source_id(db, connection, batch.source, learned)
-    ids = _ids_of(db, connection, batch, learned)
+    ids = learned.identities or _ids_of(db, connection, dimensions_in(batch), learned)
     key = (
         boot,
         batch.seq,
@@ -144,7 +151,10 @@ def insert_batch(
 
 def intern(db: Database, connection: Connection, batches: Sequence[Batch], learned: Learned) -> None:
     """Intern what several batches of one transaction name, sorted over all: one by one they could deadlock."""
-    dimension_ids(db, connection, {dims for batch in batches for dims in dimensions_in(batch).values()}, learned)
+    objects: dict[int, Dimensions] = {}
+    for batch in batches:
+        objects |= dimensions_in(batch)
+    learned.identities |= _ids_of(db, connection, objects, learned)
 
 
 def flush(connection: Connection, learned: Learned) -> None:
@@ -165,7 +175,10 @@ def write_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> Non
     """
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        driver.executemany(_statements(table)[0], rows)
+        whole = len(rows) - len(rows) % _TOGETHER
+        for start in range(0, whole, _TOGETHER):
+            driver.execute(_insert_together(table), tuple(chain.from_iterable(rows[start : start + _TOGETHER])))
+        driver.executemany(_statements(table)[0], rows[whole:])
         return
     # Straight into the partition: all rows of a batch are of one day, and nobody need ask for each which.
     name = partition_name(table, rows[0][0]) if table in _PARTITIONED else table.name
@@ -218,6 +231,13 @@ _LITERALS: Final[dict[str, Callable[[Any], str]]] = {"bigint": str, "bytea": _qu
 def _kinds(table: Table) -> tuple[str, ...]:
     kinds = {"TEXT": "text", "BLOB": "bytea"}
     return tuple(kinds.get(str(column.type.compile()), "bigint") for column in table.columns)
+
+
+@cache
+def _insert_together(table: Table) -> str:
+    """INSERT of :data:`_TOGETHER` rows, for sqlite3."""
+    head, _, marks = _statements(table)[0].partition(" VALUES ")
+    return f"{head} VALUES {', '.join([marks] * _TOGETHER)}"
 
 
 @cache
@@ -309,10 +329,9 @@ def dimension_ids(
     return ids
 
 
-def _ids_of(db: Database, connection: Connection, batch: Batch, learned: Learned) -> dict[int, int]:
-    """The id of each dimension set of a batch, by the identity of its object."""
+def _ids_of(db: Database, connection: Connection, objects: dict[int, Dimensions], learned: Learned) -> dict[int, int]:
+    """The id of each dimension set, by the identity of its object."""
     known = db.known.get("dimensions", {})
-    objects = dimensions_in(batch)
     ids, unknown = {}, []
     for identity, dims in objects.items():
         number = known.get(dims)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from ledger import ingest, limits
+from ledger import limits
 from ledger import metrics as m
 from ledger.errors import StoreError
 from ledger.ingest import Status
@@ -125,8 +125,7 @@ def _deliver(request: Request, service: Here, body: bytes) -> Response:
         raise later(429, "busy", detail, after_s=1)
     try:
         raw = unpacked(body, request.headers.get("content-encoding", ""), bytes_max=limits.BATCH_BYTES_MAX)
-        received_us = service.clock_us()
-        outcome = ingest.accept(service.database, raw, received_us)
+        outcome, received_us = service.booking.accept(raw)
     finally:
         service.ingests.release()
     metrics = service.metrics
