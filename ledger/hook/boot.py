@@ -25,8 +25,9 @@ from ledger.core.records import (
     Source,
 )
 from ledger.hook.histograms import Log
-from ledger.hook.periods import Cut, PoolCut, Settler, no_rest
+from ledger.hook.periods import Cut, PoolCut, Settler
 from ledger.hook.requests import UNPROCESSED, Request
+from ledger.hook.slices import no_rest
 from ledger.hook.steps import LONG_AGO, Steps
 from ledger.limits import CUTS_WAITING_MAX, PERIODS_AT_ONCE_MAX
 

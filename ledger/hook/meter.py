@@ -27,9 +27,9 @@ from ledger.core.records import (
     Source,
 )
 from ledger.hook.boot import BootAccount
-from ledger.hook.periods import no_rest
 from ledger.hook.pool import PoolMeter
 from ledger.hook.requests import KV_FULL, OTHER, PRIORITY, RESET
+from ledger.hook.slices import no_rest
 
 if TYPE_CHECKING:
     import threading

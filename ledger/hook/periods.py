@@ -14,8 +14,7 @@ sums) is its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from heapq import merge
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from ledger.core.records import (
     NO_SESSION,
@@ -39,21 +38,20 @@ from ledger.core.records import (
     StandingCount,
     Tokens,
 )
-from ledger.core.sharing import SHIFT, divide, final
+from ledger.core.sharing import SHIFT, final
 from ledger.hook.histograms import Log, Tally
 from ledger.hook.requests import COUNTS, DRAFTED, REJECTED, Request
-from ledger.limits import LIGHT_ROWS, SLICE_ROWS, SORT_ROWS
+from ledger.hook.slices import Tree, in_order, in_slices, no_rest, sort_key
+from ledger.limits import LIGHT_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ledger.core.holders import Account, Table
     from ledger.core.sharing import Node
 
 SYSTEM_DIMS = Dimensions(tenant=SYSTEM, session=NO_SESSION)
 STRAY_DIMS = Dimensions(tenant=UNATTRIBUTED, session=NO_SESSION)
-
-Item = TypeVar("Item")
 
 Values = tuple[int, int, int]
 """Block time, unfilled and look-ahead slot time."""
@@ -153,54 +151,6 @@ def holding_of(values: Sequence[int]) -> Holding:
     )
 
 
-class Tree:
-    """Requests under their sessions under their tenants, in the order of their names."""
-
-    def __init__(self, members: Iterable[Request | Dimensions], rest: Callable[[], None]) -> None:
-        self._rest = rest
-        keyed = in_order(
-            (
-                (member.dims, member.id, member) if isinstance(member, Request) else (member, "", member)
-                for member in members
-            ),
-            lambda entry: (_sort_key(entry[0]), entry[1]),
-            rest,
-        )
-        self.members = [member for _, _, member in keyed]
-        self.tenants: list[list[tuple[Dimensions, int, int]]] = []
-        tenant = None
-        for i, (dims, _, _) in enumerate(in_slices(keyed, rest, LIGHT_ROWS)):
-            if dims.tenant != tenant:
-                tenant = dims.tenant
-                self.tenants.append([(dims, i, i + 1)])
-            elif (last := self.tenants[-1][-1])[0] == dims:
-                self.tenants[-1][-1] = (dims, last[1], i + 1)
-            else:
-                self.tenants[-1].append((dims, i, i + 1))
-
-    def settle(self, total: int, exact: list[int]) -> tuple[dict[Dimensions, int], list[int]]:
-        """Whole units of ``total`` for each session and each member; ``exact`` is aligned with ``members``."""
-        units = [part >> SHIFT for part in exact]
-        if sum(units) == total:
-            sessions = {
-                dims: sum(units[a:b])
-                for tenant in self.tenants
-                for dims, a, b in in_slices(tenant, self._rest, LIGHT_ROWS)
-            }
-            return sessions, units
-        sums = [[sum(exact[a:b]) for _, a, b in in_slices(tenant, self._rest, LIGHT_ROWS)] for tenant in self.tenants]
-        sessions = {}
-        for share, tenant, parts in zip(divide(total, [sum(of) for of in sums]), self.tenants, sums, strict=True):
-            for part, (dims, a, b) in in_slices(zip(divide(share, parts), tenant, strict=True), self._rest, LIGHT_ROWS):
-                sessions[dims] = part
-                units[a:b] = (part,) if b == a + 1 else divide(part, exact[a:b])
-        return sessions, units
-
-
-def _sort_key(dims: Dimensions) -> tuple[str, str, str, str, str, int]:
-    return (dims.tenant, dims.session, dims.model, dims.adapter, dims.scenario, dims.priority)
-
-
 def settled_nodes(leaves: dict[Node, Values], tables: Iterable[frozenset[Node]]) -> dict[Node, Values]:
     """Charges per holder at the cut of every node that a table points at: a split one adds its parts' charges.
 
@@ -224,30 +174,6 @@ def settled_nodes(leaves: dict[Node, Values], tables: Iterable[frozenset[Node]])
                 known[top] = (own[0] + one[0] + two[0], own[1] + one[1] + two[1], own[2] + one[2] + two[2])
                 stack.pop()
     return known
-
-
-def in_slices(items: Iterable[Item], rest: Callable[[], None], rows: int = SLICE_ROWS) -> Iterator[Item]:
-    """The items, with a rest after every few: the thread that settles holds the interpreter's lock meanwhile."""
-    for i, item in enumerate(items, 1):
-        yield item
-        if not i % rows:
-            rest()
-
-
-def in_order(items: Iterable[Item], key: Callable[[Item], Any], rest: Callable[[], None]) -> list[Item]:
-    """The items sorted by ``key``, which tells each from each: in runs that are merged, with rests between."""
-    every = list(in_slices(items, rest, LIGHT_ROWS))
-    if rest is no_rest or len(every) <= SORT_ROWS:
-        return sorted(every, key=key)
-    runs = []
-    for start in range(0, len(every), SORT_ROWS):
-        runs.append(sorted(every[start : start + SORT_ROWS], key=key))
-        rest()
-    return list(in_slices(merge(*runs, key=key), rest, LIGHT_ROWS))
-
-
-def no_rest() -> None:
-    """Settle in one go: nobody is waiting."""
 
 
 class Settler:
@@ -277,7 +203,7 @@ class Settler:
             for account, _, _ in in_slices(pool.accounts, self.rest, LIGHT_ROWS)
         }
         sessions = []
-        found = in_order(rows.items(), lambda entry: (entry[0][0], _sort_key(entry[0][1])), self.rest)
+        found = in_order(rows.items(), lambda entry: (entry[0][0], sort_key(entry[0][1])), self.rest)
         for (pool, dims), row in in_slices(found, self.rest):
             if (pool, dims) not in touched:
                 row.cached_end = self.cached[pool].get(dims, 0)
@@ -303,7 +229,7 @@ class Settler:
                 StandingCount(pool=pool.name, dims=dims, cached_blocks=blocks)
                 for pool in sorted(cut.pools, key=lambda pool: pool.name)
                 for dims, blocks in in_slices(
-                    in_order(self.cached[pool.name].items(), lambda entry: _sort_key(entry[0]), self.rest), self.rest
+                    in_order(self.cached[pool.name].items(), lambda entry: sort_key(entry[0]), self.rest), self.rest
                 )
             )
         for pool_cut in cut.pools:
