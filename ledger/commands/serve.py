@@ -17,7 +17,7 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -60,11 +60,15 @@ DEMO_PRICE_NANOS = 2_950_000_000
 """Per GPU-hour, as in the replays."""
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""What ends the service in order."""
+
+
 def serve(args: Namespace) -> int:
     """Run until it is stopped."""
     settings = _settings(args)
-    # A service manager's stop is a Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOPS:
+        signal.signal(number, _stop)
     with opened_or_made(settings) as ledger, closing(listen(*settings.listen)) as listener:
         _ready(ledger)
         host, port = listener.getsockname()[:2]
@@ -111,6 +115,13 @@ def serve(args: Namespace) -> int:
             service.gate.write_uses()
         print("stopped; the books are whole, start it again to go on with them")
     return 0
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    """A service manager's stop is a Ctrl-C; it counts once, since a terminal and make(1) both send it on."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _settings(args: Namespace) -> Settings:
