@@ -42,6 +42,7 @@ from ledger.web.listening import listen
 from ledger.web.service import Service, make_service, settle_memory
 
 if TYPE_CHECKING:
+    import socket
     from argparse import Namespace
     from collections.abc import Iterator
 
@@ -101,11 +102,13 @@ def serve(args: Namespace) -> int:
         _tell(url, first, ledger, demo=args.demo)
         settle_memory()
         runner.start()
-        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
+        over = threading.Event()
+        serving = threading.Thread(target=_run, args=(server, listener, over), name="http")
         serving.start()
         try:
             with _engines(ledger, url) if args.demo else _nothing():
-                serving.join()
+                # Not by join(): interrupted, it takes a thread that runs for one that has ended (CPython before 3.13).
+                over.wait()
         except KeyboardInterrupt:
             pass  # the engines have delivered their last batches by now, and the service may end
         finally:
@@ -115,6 +118,13 @@ def serve(args: Namespace) -> int:
             service.gate.write_uses()
         print("stopped; the books are whole, start it again to go on with them")
     return 0
+
+
+def _run(server: uvicorn.Server, listener: socket.socket, over: threading.Event) -> None:
+    try:
+        server.run(sockets=[listener])
+    finally:
+        over.set()
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
