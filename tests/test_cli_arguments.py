@@ -159,3 +159,9 @@ def test_an_argument_that_cannot_be_used_is_one_line_and_exit_2(
 def test_a_name_must_be_printable_and_short(text: str) -> None:
     with pytest.raises(UsageError, match="is no name"):
         arguments.parser().parse_args(["tenants", "add", text])
+
+
+@pytest.mark.parametrize("start", ["2000-01-01T00:00:00Z", "2099-12-31T23:59:45Z"])
+def test_a_replay_that_its_own_ledger_would_refuse_does_not_start(start: str) -> None:
+    with pytest.raises(UsageError, match="outside 2020-01-01"):
+        arguments.parser().parse_args(["replay", "trace.csv", "--start", start])

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from batches import T0, Life
 from commandline import MONTH, START, azure, rows
 
+from ledger import ingest
 from ledger.core.money import decimal_text
 from ledger.core.periods import parse_time
 from ledger.reports.bill import LOOKS
 from ledger.reports.render import Column, Shape, Sheet, counted, money, percent, show
 from ledger.reports.usage import KEYS, By
+from ledger.store.database import connect
 
 if TYPE_CHECKING:
     from commandline import CommandLine
@@ -329,3 +332,15 @@ def test_the_progress_is_no_part_of_the_answer(kvledger: CommandLine) -> None:
     Path("trace.csv").write_text(azure(*rows(5)))
     answer = kvledger("replay", "trace.csv", "--start", START)
     assert "%" not in answer.out
+
+
+def test_an_engine_that_has_only_announced_itself_has_used_nothing(kvledger: CommandLine) -> None:
+    assert kvledger("db", "upgrade", "--database", "sqlite:///kvledger.db").code == 0
+    assert kvledger("settle", "--database", "sqlite:///kvledger.db").code == 0
+    database = connect("sqlite:///kvledger.db")
+    life = Life()
+    assert ingest.accept(database, life.send(life.announce()), T0).status is ingest.Status.ACCEPTED
+    database.close()
+    answer = kvledger("usage", "--database", "sqlite:///kvledger.db")
+    assert answer.code == 0, answer
+    assert "nothing was used" in answer.out

@@ -13,9 +13,9 @@ import ledger
 from ledger.commands import service_arguments
 from ledger.config import scaled
 from ledger.core.money import parse_nanos
-from ledger.core.periods import Month, on_grid, parse_month, parse_time, parse_zone
+from ledger.core.periods import Month, format_time, on_grid, parse_month, parse_time, parse_zone
 from ledger.errors import Refusal, UsageError
-from ledger.limits import INT_MAX, PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX
+from ledger.limits import INT_MAX, PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX, TIME_US_MAX, TIME_US_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +72,17 @@ def _examples(*lines: str) -> str:
 def instant(text: str) -> int:
     """An ISO 8601 time with its offset, in microseconds since 1970."""
     return _taken(parse_time(text))
+
+
+def first_instant(text: str) -> int:
+    """When a replay starts: on the grid, and where the ledger takes facts of the whole year that follows."""
+    at_us = grid_instant(text)
+    last_us = TIME_US_MAX - 366 * 86_400_000_000
+    if not TIME_US_MIN <= at_us <= last_us:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is outside {format_time(TIME_US_MIN)} … {format_time(last_us)}: choose a start within"
+        )
+    return at_us
 
 
 def grid_instant(text: str) -> int:
@@ -217,7 +228,7 @@ def _engine_options(made: Parser, *, engines: int) -> None:
         "--price", metavar="USD_PER_GPU_HOUR", type=price, default=price("2.95"), help="decimal, exact; default: 2.95"
     )
     made.add_argument(
-        "--start", metavar="T", type=grid_instant, default=instant("2026-11-03T00:00:00Z"),
+        "--start", metavar="T", type=first_instant, default=instant("2026-11-03T00:00:00Z"),
         help="when the first engine starts, on the 15-second grid; default: 2026-11-03T00:00:00Z",
     )  # fmt: skip
 

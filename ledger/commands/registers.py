@@ -15,6 +15,7 @@ from ledger.commands.opening import now_us, opened
 from ledger.core.money import decimal_text
 from ledger.core.periods import format_time, period_start
 from ledger.errors import UsageError
+from ledger.limits import TIME_US_MAX, TIME_US_MIN
 from ledger.pricebook import Asset, AssetKind, Assignment, Price
 from ledger.reports.render import Column, Shape, Sheet, counted, show
 from ledger.store import prices as store
@@ -269,7 +270,15 @@ def _add_price(connection: Connection, price: Price, settings: Settings) -> bool
 
 
 def _since(args: Namespace) -> int:
-    return period_start(now_us()) if args.start is None else int(args.start)
+    if args.start is not None:
+        return int(args.start)
+    at_us = now_us()
+    if not TIME_US_MIN <= at_us < TIME_US_MAX:
+        raise UsageError(
+            f"this machine's clock shows {format_time(at_us)}, outside {format_time(TIME_US_MIN)} … "
+            f"{format_time(TIME_US_MAX)}: set the clock, or say when"
+        )
+    return period_start(at_us)
 
 
 def _said(sentence: str, *, new: bool) -> None:

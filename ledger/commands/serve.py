@@ -196,7 +196,8 @@ def _tell(url: str, token: str | None, ledger: Ledger, *, demo: bool) -> None:
         print(f"  log in       {url}/login#{token}")
         print("               (this link holds an admin token; it is printed this once)")
     else:
-        print(f"  page         {url}/   (log in with your token; `kvledger tokens add` makes another)")
+        print(f"  page         {url}/   (log in with your token; another is made by")
+        print(f"               kvledger tokens add --scope read --name me --database {ledger.name})")
     print(f"  API          {url}/docs")
     print(f"  metrics      {url}/metrics")
     if demo:
