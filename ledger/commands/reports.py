@@ -74,14 +74,14 @@ def usage(args: Namespace) -> int:
         if first_us is not None and last_us is not None:
             start_us = period_start(first_us) if args.start is None else args.start
             end_us = period_end(last_us) if args.end is None else args.end
-            if start_us >= end_us and not (args.start is None and args.end is None):
-                raise UsageError(
-                    f"{_empty_range(args)}; facts lie from {format_time(first_us)} to {format_time(last_us)}"
-                )
-            # An engine that has announced itself, and no more, has no period yet.
             if start_us < end_us:
                 at_us = max(now_us(), end_us)
                 rows = read_usage(ledger.database, start_us=start_us, end_us=end_us, by=by, now_us=at_us)
+            elif args.start is not None or args.end is not None:
+                # Without either the ledger is one whose engines have announced themselves, and have no period yet.
+                raise UsageError(
+                    f"{_empty_range(args)}; facts lie from {format_time(first_us)} to {format_time(last_us)}"
+                )
         currency = ledger.settings.currency
     keys = columns(by)
     empty = NO_FACTS if first_us is None else "nothing was used in that time; --from and --to say which"
