@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STATE ?= .run
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow lint format generated wheel-test bench evidence clean
+.PHONY: help run demo test test-slow test-vllm lint format generated wheel-test bench evidence clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ test: $(VENV)/.dev ## set up and run the tests (under 5 minutes on 2 cores)
 
 test-slow: $(VENV)/.dev ## the long suites: 10 000 schedules, kills at every statement, whole traces
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+# vLLM has an environment of its own, outside the tree, since it takes 4 GB; tests/vllm/environment.py says where.
+test-vllm: $(VENV)/.dev ## the hook on a real vLLM, on the CPU; the first time it installs 4 GB
+	@python="$$($(BIN)/python tests/vllm/environment.py)" && KVLEDGER_SERVICE="$(abspath $(BIN))/kvledger" \
+	  "$$(dirname "$$python")/pytest" -c tests/vllm/pytest.ini --confcutdir tests/vllm tests/vllm
 
 lint: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .

@@ -9,6 +9,9 @@ import pytest
 
 pytest_plugins = ["commandline", "databases", "serving"]
 
+collect_ignore = ["vllm"]
+"""The suite of a real vLLM runs in vLLM's own environment: `make test-vllm`."""
+
 TRACES = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[2] / "shared" / "data"))
 
 

@@ -1,0 +1,21 @@
+"""Shared by the suite of the real vLLM: models, a service, a server with the hook beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import models
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.llama(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="session")
+def sliding_window(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.sliding_window(tmp_path_factory.mktemp("model") / "gemma")
