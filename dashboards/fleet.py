@@ -158,6 +158,22 @@ ENGINES: Final = (
         unit="s",
     ),
     Panel(
+        title="Compute, share of execution by rank",
+        says="The rest is communication: collectives, and waiting for the other ranks. Of what was timed, as `method` "
+        "says.",
+        asks=(
+            (
+                "{{engine}} {{shard}} {{method}}",
+                " / ".join(
+                    _rate(_engines(m.STEP_LATENCY, "_sum", phase=phase), "engine, shard, method")
+                    for phase in ("compute", "execute")
+                ),
+            ),
+        ),
+        unit="percentunit",
+        share=True,
+    ),
+    Panel(
         title="Compute busy",
         says="Time in steps over time. Steps never overlap, so 1 is full.",
         asks=(("{{engine}}", _rate(_engines(m.ENGINE_STEP_TIME), "engine")),),

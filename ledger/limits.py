@@ -104,6 +104,12 @@ SORT_ROWS = 128
 PERIOD_STEPS_MAX = 1 << 18
 """Steps of a period that are written down: at 15 s a step would take 57 µs, and no engine is that fast."""
 
+PERIOD_PHASES_MAX = PERIOD_STEPS_MAX
+"""Timings of steps in a period, each of one rank: 64 ranks may report 4096 steps, which is one in 3.7 ms."""
+
+PERIOD_SHARDS_MAX = 64
+"""Ranks of an engine with step times of their own in a period, each in three histograms; the rest goes together."""
+
 PERIOD_LABELS_MAX = 64
 """Scenario and priority pairs in a period: they come from headers, and a header may say anything."""
 

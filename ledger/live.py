@@ -142,7 +142,8 @@ class Live:
         if metric := _LATENCIES.get(histogram.name):
             to = metric, (labels.get("scenario", ""), labels.get("priority", "")), 1e6
         elif histogram.name == "step_latency_us":
-            to = m.STEP_LATENCY, (engine, labels.get("phase", "")), 1e6
+            parts = labels.get("phase", ""), labels.get("shard", ""), labels.get("method", "wall")
+            to = m.STEP_LATENCY, (engine, *parts), 1e6
         elif histogram.name == "step_batch_requests":
             to = m.STEP_REQUESTS_SCHEDULED, (engine,), 1
         if to is not None:

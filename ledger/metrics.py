@@ -67,6 +67,10 @@ LATENCY_S: Final = (
 LENGTH_TOKENS: Final = (128.0, 512.0, 1000.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 1048576.0)
 """8K is 8 192 tokens; the share of longer requests is a rule's business."""
 
+STEP_S: Final = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
+"""From the scheduling of a small step to the prefill of a long prompt."""
 STEP_REQUESTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 LAG_S: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 600.0, 3600.0, 21600.0, 86400.0)
 JOB_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
@@ -79,11 +83,14 @@ _FAMILY: Final = 64  # scenarios times priorities, more than people look at
 # --- engines: from the live batches that this process took -------------------------------------------------
 
 STEP_LATENCY = Metric(
-    name="kvledger_engine_step_latency_seconds", kind=Kind.HISTOGRAM, labels=("engine", "phase"), buckets=LATENCY_S,
-    bound=ENGINES * 4,
-    about="Time of an engine's steps by phase (`total`: a whole step, which never overlaps the next), from the "
-    "histograms of its hook. Here as in all histograms that come from hooks a value is placed by the middle of the "
-    "hook's bucket, which is within 3.2 % of it; sums are exact.",
+    name="kvledger_engine_step_latency_seconds", kind=Kind.HISTOGRAM, labels=("engine", "phase", "shard", "method"),
+    buckets=STEP_S, bound=ENGINES * 16,
+    about="Time of an engine's steps by phase, from the histograms of its hook. `total`: a whole step, which never "
+    "overlaps the next. Of the engine: `schedule`, `update`, `wait` (the gap before a step with none in flight), "
+    "without shard. Of each rank: `execute`, of that `communication` (collectives and waiting for other ranks), and "
+    "`compute`, the rest. `method` says how: `wall`, `cuda_events`, `sampled`, `modelled`. What an engine cannot time "
+    "is absent. Here as in all histograms that come from hooks a value is placed by the middle of the hook's bucket, "
+    "which is within 3.2 % of it; sums are exact.",
 )  # fmt: skip
 STEP_REQUESTS_SCHEDULED = Metric(
     name="kvledger_engine_step_requests", kind=Kind.HISTOGRAM, labels=("engine",), buckets=STEP_REQUESTS,

@@ -44,6 +44,7 @@ CASES = {
     "clock_leap": lambda e: e.meter.advance(10**18),
     "pool_is_open": lambda e: e.meter.open(SECOND, "gpu", blocks=5, groups=(Group(block_size=1),)),
     "second_paying_pool": lambda e: e.meter.open(SECOND, "other", blocks=5, groups=(Group(block_size=1),)),
+    "phase_unclear": lambda e: e.meter.phases(SECOND, {"thinking": 5}),
     "internal": lambda e: e.pool.acquire(SECOND, "a", 0, new=["one"]),
 }
 

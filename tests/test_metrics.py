@@ -115,7 +115,7 @@ def test_a_batch_of_now_shows_blocks_work_and_latencies() -> None:
     assert metrics.value(m.ENGINE_STEPS, ("e",)) == 7
     assert metrics.value(m.ENGINE_STEP_TIME, ("e",)) == 1.5
     assert metrics.value(m.ENGINE_SKEW, ("e",)) == 0.25
-    assert metrics.count(m.STEP_LATENCY, ("e", "total")) == 7
+    assert metrics.count(m.STEP_LATENCY, ("e", "total", "", "wall")) == 7
     assert metrics.count(m.QUEUE_TIME, ("chat", "0")) == 3
     assert metrics.value(m.REQUESTS, ("chat", "finished")) == 1
 

@@ -12,24 +12,53 @@ from typing import TYPE_CHECKING
 
 from ledger.core.quantiles import bucket_index
 from ledger.core.records import Histogram
-from ledger.limits import PERIOD_LABELS_MAX
+from ledger.hook.slices import in_slices, no_rest
+from ledger.limits import (
+    INT_MAX,
+    PERIOD_LABELS_MAX,
+    PERIOD_PHASES_MAX,
+    PERIOD_SHARDS_MAX,
+    SORT_ROWS,
+    TEXT_CHARS_MAX,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ledger.hook.requests import Label
 
 OTHER_LABEL: Label = ("other", 0)
 
+PHASES = frozenset({"schedule", "execute", "communication", "compute", "update", "wait"})
+"""Parts of a step that an engine may time, beside ``total``, which the meter times itself."""
+
+METHODS = frozenset({"wall", "cuda_events", "sampled", "modelled"})
+"""How a part was timed; the last is the reference engine's, which has no clock but its model."""
+
+DURATION_US_MAX = INT_MAX // PERIOD_PHASES_MAX
+"""A year: the sums of a period stay within a BIGINT."""
+
 
 class Log:
     """What happened in a period, as it came."""
 
-    __slots__ = ("changes", "end_to_end", "first_token", "length_in", "length_out", "queue", "steps", "token_times")
+    __slots__ = (
+        "changes",
+        "end_to_end",
+        "first_token",
+        "length_in",
+        "length_out",
+        "phases",
+        "queue",
+        "steps",
+        "token_times",
+    )
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int, int]] = []
         """(serial, duration, gap to the end before, requests) of each step that ended."""
+        self.phases: list[tuple[str, str, Mapping[str, int]]] = []
+        """(shard, method, durations by phase) of each step, as its parts were timed."""
         self.changes: list[tuple[int, Label, int]] = []
         """From the step with that serial on so many requests more are in steady decode."""
         self.token_times: dict[tuple[Label, int], int] = {}
@@ -44,6 +73,19 @@ class Log:
         key = (label, gap)
         self.token_times[key] = self.token_times.get(key, 0) + count
 
+    def phased(self, durations_us: Mapping[str, int], shard: str, method: str) -> bool:
+        """Write down how long parts of a step took; False where it cannot be meant so, and nothing is written."""
+        if not durations_us.keys() <= PHASES or method not in METHODS:
+            return False
+        if not isinstance(shard, str) or len(shard) > TEXT_CHARS_MAX:
+            return False
+        for duration in durations_us.values():
+            if not 0 <= duration <= DURATION_US_MAX or type(duration) is not int:
+                return False
+        if len(self.phases) < PERIOD_PHASES_MAX:
+            self.phases.append((shard, method, durations_us))
+        return True
+
     def __bool__(self) -> bool:
         return bool(self.steps or self.queue or self.first_token or self.end_to_end or self.length_in)
 
@@ -55,7 +97,7 @@ class Tally:
         self.steady: Counter[Label] = Counter()
         self.pending: list[tuple[int, Label, int]] = []
 
-    def histograms(self, log: Log) -> tuple[Histogram, ...]:
+    def histograms(self, log: Log, rest: Callable[[], None] = no_rest) -> tuple[Histogram, ...]:
         """The histograms of a period, by name and labels; empty ones are left out."""
         for change in log.changes:
             heapq.heappush(self.pending, change)
@@ -65,7 +107,7 @@ class Tally:
         steps: Counter[int] = Counter()
         batches: Counter[int] = Counter()
         pending = self.pending
-        for serial, duration, gap, requests in log.steps:
+        for serial, duration, gap, requests in in_slices(log.steps, rest, SORT_ROWS):
             while pending and pending[0][0] <= serial:
                 _, label, by = heapq.heappop(pending)
                 self.steady[label] += by
@@ -77,6 +119,7 @@ class Tally:
                 tokens.setdefault(label, Counter())[gap] += count
         made = [
             _histogram("step_latency_us", (("phase", "total"),), steps),
+            *_phased(in_slices(log.phases, rest, SORT_ROWS)),
             _histogram("step_batch_requests", (), batches),
             *_labelled("inter_token_us", tokens.items()),
             *_labelled("queue_us", _gather(log.queue)),
@@ -86,6 +129,22 @@ class Tally:
             *_labelled("request_length_tokens", _gather(log.length_out), ("direction", "out")),
         ]
         return tuple(sorted((one for one in made if one is not None), key=lambda one: (one.name, one.labels)))
+
+
+def _phased(timed: Iterable[tuple[str, str, Mapping[str, int]]]) -> list[Histogram | None]:
+    """Histograms of the parts of steps; shards beyond the bound go together as ``other``."""
+    shards: dict[str, str] = {}
+    gathered: dict[tuple[str, str, str], Counter[int]] = {}
+    for shard, method, durations in timed:
+        name = shards.get(shard)
+        if name is None:
+            name = shards[shard] = shard if len(shards) < PERIOD_SHARDS_MAX else "other"
+        for phase, duration in durations.items():
+            gathered.setdefault((method, phase, name), Counter())[duration] += 1
+    return [
+        _histogram("step_latency_us", (("method", method), ("phase", phase), ("shard", shard)), counts)
+        for (method, phase, shard), counts in gathered.items()
+    ]
 
 
 def _gather(pairs: Iterable[tuple[Label, int]]) -> Iterable[tuple[Label, Counter[int]]]:

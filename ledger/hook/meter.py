@@ -197,6 +197,19 @@ class Meter:
         except Exception:
             boot.broken()
 
+    def phases(self, t_us: int, durations_us: Mapping[str, int], *, shard: str = "", method: str = "wall") -> None:
+        """How long the parts of one step took (docs/hook.md names them), of one rank where ``shard`` names it.
+
+        They count in the period of ``t_us``. The mapping is kept.
+        """
+        boot = self._boot
+        try:
+            boot.event(t_us)
+            if not boot.steps.log.phased(durations_us, shard, method):
+                boot.fault("phase_unclear")
+        except Exception:
+            boot.broken()
+
     def preempt(self, t_us: int, request: str, reason: PreemptionReason = PreemptionReason.KV_FULL) -> None:
         """A running request goes back to waiting; its blocks are released by :meth:`PoolMeter.release`."""
         boot = self._boot

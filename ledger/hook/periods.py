@@ -258,7 +258,7 @@ class Settler:
             sessions=tuple(sessions),
             standing=standing,
             requests=tuple(_record(request, anchor, lead) for request in in_slices(cut.complete, self.rest)),
-            histograms=self.tally.histograms(cut.log),
+            histograms=self.tally.histograms(cut.log, self.rest),
         )
 
     def _settle_pool(

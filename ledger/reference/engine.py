@@ -152,18 +152,21 @@ class Engine:
     def _run(self, total: int) -> None:
         scheduler = self.scheduler
         self.hook.scheduled(self.now_us, scheduler.tokens, total)
-        self.now_us += self.config.latency.step_us(
+        step_us = self.config.latency.step_us(
             prefill_tokens=scheduler.prefill_tokens,
             prefill_pairs=scheduler.prefill_pairs,
             sequences=scheduler.decoding,
             kv_tokens=scheduler.kv_tokens,
         )
+        self.now_us += step_us
         self.steps += 1
         accepted, answered = scheduler.complete()
         if accepted:
             self.hook.stepped(self.now_us, accepted)
         else:
             self.hook.stepped(self.now_us)
+        # One rank, and the rest of the step takes none of its time. The audit log has durations already.
+        self.meter.phases(self.now_us, {"execute": step_us, "compute": step_us}, shard="dp0pp0tp0", method="modelled")
         for request in answered:
             self._end(request, Outcome.FINISHED, "length")
 
