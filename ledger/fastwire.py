@@ -158,6 +158,8 @@ _Histogram: Final = _struct(
     ("total", _int(0, limits.BLOCK_US_MAX), 0),
 )
 _Source: Final = _struct("_Source", ("engine", _NAME), ("origin", records.Origin), *_texts(*fields.SOURCE_TEXTS))
+_Reasons: Final = _list(_pair(_NAME, _int(1, limits.TOKENS_MAX)), limits.HOOK_REASONS_MAX)
+_Hook: Final = _struct("_Hook", ("dropped", _Reasons, ()), ("faults", _Reasons, ()), *_texts("off"))
 _Batch: Final = _struct(
     "_Batch",
     ("source", _Source),
@@ -171,6 +173,7 @@ _Batch: Final = _struct(
     ("standing", _list(_Standing, limits.ROWS_MAX) | None, None),
     ("requests", _list(_Request, limits.ROWS_MAX), ()),
     ("histograms", _list(_Histogram, limits.ROWS_MAX), ()),
+    ("hook", _Hook, _Hook()),
     *_ints(fields.HEAD),
 )
 
@@ -197,7 +200,7 @@ def _proven(raw: bytes) -> wire.Decoded | None:
     try:
         parsed = _read(written)
         # Before dimension sets take the place of their numbers.
-        if _write(parsed) != written or not _placed(parsed) or not all(map(_is_sorted, parsed.histograms)):
+        if _write(parsed) != written or not _placed(parsed) or not _is_sorted(parsed):
             return None
         batch = msgspec.convert(parsed, records.Batch, from_attributes=True)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -225,7 +228,9 @@ def _placed(parsed: Any) -> bool:
     return len(used) == len(dims)
 
 
-def _is_sorted(histogram: Any) -> bool:
-    return all(
-        before[0] < after[0] for pairs in (histogram.labels, histogram.buckets) for before, after in pairwise(pairs)
-    )
+def _is_sorted(parsed: Any) -> bool:
+    """Whether every list of pairs rises by its first, each once."""
+    lists = [parsed.hook.dropped, parsed.hook.faults]
+    for histogram in parsed.histograms:
+        lists += (histogram.labels, histogram.buckets)
+    return all(before[0] < after[0] for pairs in lists for before, after in pairwise(pairs))

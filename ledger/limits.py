@@ -47,6 +47,9 @@ BUCKETS_MAX = 4_096
 LABELS_MAX = 16
 """Labels of one histogram; each multiplies its series."""
 
+HOOK_REASONS_MAX = 64
+"""Reasons for which a hook has dropped something or met a fault: there are some thirty of both kinds together."""
+
 NESTING_MAX = 16
 """Levels of brackets in a batch; ours has 6. It keeps a parser from exhausting the stack."""
 

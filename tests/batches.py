@@ -19,6 +19,7 @@ from ledger.core.records import (
     GroupPeriod,
     Histogram,
     Holding,
+    HookReport,
     Origin,
     Outcome,
     PeriodUse,
@@ -252,6 +253,8 @@ histograms = st.builds(
     .map(lambda d: tuple(sorted(d.items()))),
     count=counts, total=block_us,
 )  # fmt: skip
+reasons = st.dictionaries(names, st.integers(1, limits.TOKENS_MAX), max_size=3).map(lambda d: tuple(sorted(d.items())))
+hooks = st.builds(HookReport, dropped=reasons, faults=reasons, off=maybe)
 arbitrary = st.builds(
     Batch,
     source=st.builds(
@@ -272,7 +275,7 @@ arbitrary = st.builds(
     standing=st.one_of(
         st.none(), few(st.builds(StandingCount, pool=names, dims=dimensions, cached_blocks=some_blocks))
     ),
-    requests=few(requests), histograms=few(histograms),
+    requests=few(requests), histograms=few(histograms), hook=hooks,
 )  # fmt: skip
 """Any batch whose fields are valid by themselves; hardly any keeps the laws."""
 

@@ -8,12 +8,12 @@ import pytest
 from batches import Life, arbitrary, lawful
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wire import GOLDEN, PREV, json_values, signed
+from test_wire import GOLDEN, PREV, json_values, signed, told
 
 from ledger import fastwire, limits, wire
 from ledger.core.records import GroupPeriod, Origin, Outcome
 
-EXAMPLE = wire.encode(lawful(), PREV)
+EXAMPLE = wire.encode(told(), PREV)
 
 
 def example() -> dict:
@@ -35,7 +35,7 @@ def test_a_batch_as_it_was_written_is_read_the_same(batch, prev) -> None:
 
 def test_the_short_way_is_taken_for_what_engines_send() -> None:
     life = Life()
-    sent = [life.announce(), life.period({}, opens=True, standing=True), lawful()]
+    sent = [life.announce(), life.period({}, opens=True, standing=True), lawful(), told()]
     for batch in sent:
         found = fastwire._proven(wire.encode(batch, PREV))
         assert found is not None

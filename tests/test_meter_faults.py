@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_meter import ALICE, BOB, NOON, SECOND, SOURCE, Engine
 
-from ledger.core.records import PERIOD_US, Boot, Dimensions, Group, Outcome
+from ledger.core.records import NO_REPORT, PERIOD_US, Boot, Dimensions, Group, HookReport, Outcome
 from ledger.hook.meter import Meter
 
 
@@ -168,3 +168,47 @@ def test_nonsense_is_counted_and_the_account_closes(lookahead, events):
     engine.meter.close(t + 60 * SECOND)
     assert engine.last.closes
     closes(engine)
+
+
+def test_each_batch_says_what_the_meter_could_not_make_sense_of_since_it_began():
+    engine = held(Engine())
+    engine.meter.stepped(SECOND)
+    engine.meter.advance(PERIOD_US)
+    assert engine.last.hook == HookReport(faults=(("step_without_schedule", 1),))
+    engine.meter.stepped(PERIOD_US + SECOND)
+    engine.pool.evict(PERIOD_US + SECOND, [1])
+    engine.meter.advance(2 * PERIOD_US)
+    assert engine.last.hook == HookReport(faults=(("evict_not_cached", 1), ("step_without_schedule", 2)))
+
+
+def test_a_clock_that_is_set_anew_sets_no_count_back():
+    engine = held(Engine())
+    engine.meter.stepped(SECOND)
+    meter = engine.meter.successor(2 * SECOND, Boot(boot_id="b2", anchor_us=NOON + 9, started_us=NOON + 9 + 2 * SECOND))
+    meter.advance(PERIOD_US)
+    assert engine.last.boot.boot_id == "b2"
+    assert engine.last.hook.faults == (("step_without_schedule", 1),)
+
+
+def test_a_meter_without_a_fault_has_nothing_to_say():
+    engine = held(Engine())
+    engine.meter.advance(PERIOD_US)
+    assert engine.last.hook == NO_REPORT
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_hook_that_gives_up_says_why_in_its_last_batch(pools):
+    engine = held(Engine())
+    if not pools:
+        engine.meter.close(SECOND, "sleep")
+    engine.meter.close(2 * SECOND, "off", because="64 faults\nin a row: " + "x" * 1_000)
+    assert engine.last.hook.off.startswith("64 faults in a row: xxx")
+    assert len(engine.last.hook.off) == 512
+    assert [close.reason for close in engine.last.closes] == ["off"] * pools
+    closes(engine)
+
+
+def test_a_hook_that_gives_up_without_a_word_is_off_all_the_same():
+    engine = held(Engine())
+    engine.meter.close(SECOND, "off")
+    assert engine.last.hook.off == "it does not say why"

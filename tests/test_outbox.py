@@ -372,15 +372,54 @@ def test_after_faults_in_a_row_it_switches_itself_off_and_the_engine_hears_nothi
 ) -> None:
     outbox = opened(None)
     outbox.start()
-    for seq in range(1, limits.OUTBOX_FAULTS_MAX + 1):
-        outbox.emit(batch(seq, rows=1).__class__(**{**_fields(batch(seq)), "sessions": (object(),)}))
-    deadline = threading.Event()
-    while not outbox.status.off and not deadline.wait(0.01):
-        pass
+    switch_off(outbox)
     outbox.emit(batch(9))
     outbox.close()
-    assert lost(outbox) == {Loss.FAULT: limits.OUTBOX_FAULTS_MAX, Loss.OFF: 1}
+    # What says that it is off had nowhere to go, either.
+    assert lost(outbox) == {Loss.FAULT: limits.OUTBOX_FAULTS_MAX, Loss.OFF: 1, Loss.CLOSED: 1}
     assert "switches itself off after 8 faults" in caplog.text
+
+
+def test_what_was_dropped_is_told_with_the_batches_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BATCH_BYTES_MAX", 5_000)
+    with FakeService() as service:
+        outbox = opened(tmp_path, service.url)
+        outbox.start()
+        for seq, rows in ((1, 1), (2, 500), (3, 1), (4, 500), (5, 1)):
+            outbox.emit(batch(seq, rows))
+        service.wait(lambda: service.order == [1, 3, 5])
+        outbox.close()
+        said = [found.hook.dropped for found in service.batches.values()]
+        assert said == [(), (("too_large", 1),), (("too_large", 2),)]
+
+
+def test_an_outbox_that_switched_itself_off_says_so_with_the_bare_head_of_what_it_drops_once_a_boot() -> None:
+    with FakeService() as service:
+        outbox = opened(None, service.url)
+        outbox.start()
+        switch_off(outbox)
+        for seq in (9, 10, 11):
+            outbox.emit(batch(seq))
+        service.wait(lambda: service.order == [9])
+        outbox.emit(batch(1, boot="boot-2"))
+        service.wait(lambda: service.order == [9, 1])
+        outbox.close()
+        (first, second) = service.batches.values()
+    assert (first.sessions, first.start_us, first.end_us) == ((), batch(9).start_us, batch(9).start_us)
+    assert first.hook.dropped[0] == ("fault", limits.OUTBOX_FAULTS_MAX)
+    assert first.hook.off == second.hook.off == outbox.status.off
+    assert first.hook.off.startswith("the outbox met 8 faults in a row, the last: AttributeError at writing.py:")
+    assert lost(outbox)[Loss.OFF] == 4
+
+
+def switch_off(outbox: Outbox) -> None:
+    """Hand over batches that cannot be encoded, until it has had enough."""
+    for seq in range(1, limits.OUTBOX_FAULTS_MAX + 1):
+        outbox.emit(Batch(**{**_fields(batch(seq)), "sessions": (object(),)}))
+    until_s = time.monotonic() + 20
+    while not outbox.status.off:
+        assert time.monotonic() < until_s, lost(outbox)
+        time.sleep(0.005)
 
 
 def _fields(whole: Batch) -> dict[str, Any]:

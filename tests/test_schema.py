@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+from batches import Life
 from sqlalchemy import text
 
+from ledger import wire
 from ledger.errors import StoreError
-from ledger.store import facts, migrate, tables
+from ledger.limits import DAY_US as DAY
+from ledger.store import fact_audit, fact_reads, facts, migrate, tables
 from ledger.store.database import Database, connect
 
 
@@ -19,6 +22,32 @@ def test_migrations_make_the_declared_schema(db: Database) -> None:
 
 def test_migrating_twice_changes_nothing(db: Database) -> None:
     assert migrate.upgrade(db) == (migrate.head(), migrate.head())
+
+
+def test_a_ledger_of_before_hooks_told_of_themselves_is_brought_up_to_date_and_its_digests_hold(tmp_path) -> None:
+    db = connect(f"sqlite:///{tmp_path / 'older.db'}")
+    migrate.upgrade(db, "0003")
+    raw = wire.encode(Life().announce())
+    found = wire.decode(raw)
+    assert isinstance(found, wire.Decoded)
+    batch, digest = found.batch, found.digest.hex()
+
+    def fill(connection) -> None:
+        boot, source, at_us = batch.boot, batch.source, batch.start_us
+        for table, values in (
+            ("sources", f"1, '{source.engine}', 'simulated', '', '', '', 'h1', 'reference 1'"),
+            ("boots", f"1, '{source.engine}', '{boot.boot_id}', {boot.anchor_us}, {boot.started_us}, 1"),
+            ("batches", f"1, 1, {at_us // DAY}, 1, {at_us}, {at_us}, 0, 0, 1, 0, 0, x'{digest}', x'', x'{digest}'"),
+        ):
+            connection.exec_driver_sql(f"INSERT INTO {table} VALUES ({values})")
+
+    db.write(fill)
+    migrate.upgrade(db)
+    with db.read() as connection:
+        assert list(fact_audit.fact_breaches(connection)) == []
+        (stored,) = fact_reads.stored_batches(connection, fact_reads.boots_of(connection)[0])
+    assert stored.batch == batch
+    db.close()
 
 
 def test_sqlite_files_from_migrations_and_from_declarations_have_the_same_text(sqlite_db: Database, tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import limits, wire
+from ledger.core.records import Batch, HookReport
 from ledger.errors import Refusal
 from ledger.refusals import Note, Reason
 
@@ -69,6 +71,32 @@ def test_the_golden_batch_is_written_and_read_as_it_always_was() -> None:
     decoded = wire.decode(raw)
     assert isinstance(decoded, wire.Decoded)
     assert decoded.batch == lawful()
+
+
+def told() -> Batch:
+    """A batch whose hook has something to say."""
+    report = HookReport(
+        dropped=(("queue_full", 2), ("spool_bytes", 31)),
+        faults=(("unknown_request", 1),),
+        off="64 faults in a row",
+    )
+    return replace(lawful(), hook=report)
+
+
+def test_the_golden_report_of_a_hook_is_written_and_read_as_it_always_was() -> None:
+    raw = GOLDEN.with_name("batch_v1_hook.json").read_bytes()
+    assert wire.encode(told(), PREV) == raw
+    decoded = wire.decode(raw)
+    assert isinstance(decoded, wire.Decoded)
+    assert decoded.batch == told()
+    assert decoded.kept_digest == decoded.digest
+
+
+def test_a_service_of_before_takes_what_a_hook_says_of_itself_for_a_field_that_it_does_not_know() -> None:
+    """What it does with any such field is tested below; here that this is one, and that the rest stands as it was."""
+    document = json.loads(wire.encode(told(), PREV))
+    del document["batch"]["hook"]
+    assert signed(document) == GOLDEN.read_bytes()
 
 
 def test_a_slice_never_has_more_rows_than_asked_for() -> None:
@@ -194,6 +222,14 @@ def with_value(path: str, value: object) -> bytes:
         ("histograms.0.buckets", [[3, 1], [3, 1]], Reason.BAD_ORDER),
         ("histograms.0.buckets", [[3, 0]], Reason.OUT_OF_BOUNDS),
         ("histograms.0.buckets", [3], Reason.WRONG_TYPE),
+        ("hook", None, Reason.WRONG_TYPE),
+        ("hook", {"off": 1}, Reason.WRONG_TYPE),
+        ("hook", {"off": "a\nb"}, Reason.BAD_TEXT),
+        ("hook", {"dropped": {"off": 1}}, Reason.WRONG_TYPE),
+        ("hook", {"dropped": [["off", 0]]}, Reason.OUT_OF_BOUNDS),
+        ("hook", {"dropped": [["", 1]]}, Reason.BAD_TEXT),
+        ("hook", {"faults": [["b", 1], ["a", 1]]}, Reason.BAD_ORDER),
+        ("hook", {"faults": [[f"{n:03}", 1] for n in range(limits.HOOK_REASONS_MAX + 1)]}, Reason.TOO_MANY),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_refused_by_its_kind(path, value, reason) -> None:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ledger.limits import TEXT_CHARS_MAX
+
 PERIOD_US = 15_000_000
 """Length of a period: fine enough for the 15-second scan, coarse enough to be cheap."""
 
@@ -27,6 +29,9 @@ UNATTRIBUTED = "unattributed"
 
 NO_SESSION = "-"
 """The session of requests that name none."""
+
+HOOK_OFF = "off"
+"""The reason of a close with which the hook leaves and the engine does not."""
 
 
 class Origin(StrEnum):
@@ -315,6 +320,30 @@ class Boot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HookReport:
+    """What a hook says of itself, counted since its process began: it goes along with every batch.
+
+    Pairs of a reason and a count above 0, sorted: ``dropped`` are batches by the reasons of the outbox, ``faults``
+    calls that made no sense by those of the meter. A clock that is set anew makes a new boot and sets nothing to 0.
+    """
+
+    dropped: tuple[tuple[str, int], ...] = ()
+    faults: tuple[tuple[str, int], ...] = ()
+    off: str = ""
+    """Why the hook has switched itself off; empty: it has not."""
+
+
+def one_line(text: str) -> str:
+    """``text`` as it may travel: without control characters, shortened to what an identifier may have."""
+    plain = "".join(c if c.isprintable() else " " for c in text[: 2 * TEXT_CHARS_MAX])
+    return " ".join(plain.split())[:TEXT_CHARS_MAX]
+
+
+NO_REPORT = HookReport()
+"""A hook with nothing to say, or one of before there was such a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """All facts of one engine and one period, and the unit of delivery, keyed (engine, boot_id, seq).
 
@@ -338,3 +367,4 @@ class Batch:
     standing: tuple[StandingCount, ...] | None = None
     requests: tuple[RequestRecord, ...] = ()
     histograms: tuple[Histogram, ...] = ()
+    hook: HookReport = NO_REPORT

@@ -17,13 +17,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from ledger.core.periods import SILENCE_US
+from ledger.core.records import HOOK_OFF
 from ledger.core.settlement import BootFacts, IntervalInputs, PeriodFacts, PriceSpan, ShareSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-HOOK_OFF = "off"
-"""The reason of a close with which the hook leaves and the engine does not."""
 
 
 class State(StrEnum):

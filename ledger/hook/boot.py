@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from ledger.core.holders import Table, held_blocks
 from ledger.core.records import (
+    NO_REPORT,
     PERIOD_US,
     UNATTRIBUTED,
     Batch,
     Boot,
     Dimensions,
+    HookReport,
     Outcome,
     PoolClose,
     PoolOpen,
@@ -29,7 +31,7 @@ from ledger.hook.periods import Cut, PoolCut, Settler
 from ledger.hook.requests import UNPROCESSED, Request
 from ledger.hook.slices import no_rest
 from ledger.hook.steps import LONG_AGO, Steps
-from ledger.limits import CUTS_WAITING_MAX, PERIODS_AT_ONCE_MAX
+from ledger.limits import CUTS_WAITING_MAX, HOOK_REASONS_MAX, PERIODS_AT_ONCE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -123,6 +125,8 @@ class BootAccount:
         self.source = source
         self.lock = threading.Lock()
         self.faults: Counter[str] = Counter()
+        self.off = ""
+        """Why the hook has switched itself off."""
         self.skew_us = 0
         self.settle_later = settle_later
         self.settler = Settler(emit)
@@ -331,6 +335,7 @@ class BootAccount:
             closes=self.closes,
             admissions=self.admissions,
             log=steps.log,
+            hook=self.report() if self.faults or self.off else NO_REPORT,
         )
         if self.pools and (self.resend or wall // HOUR_US != self.hour or self.opens):
             cut.standing = True
@@ -382,6 +387,12 @@ class BootAccount:
 
     def fault(self, reason: str) -> None:
         self.faults[reason] += 1
+
+    def report(self) -> HookReport:
+        """What the hook has to say of itself; the outbox adds what it dropped."""
+        # A copy in one step of the interpreter: the drain thread may count a fault meanwhile.
+        faults = sorted(dict(self.faults).items())[:HOOK_REASONS_MAX]
+        return HookReport(faults=tuple((reason, count) for reason, count in faults if count > 0), off=self.off)
 
     def broken(self) -> None:
         """An argument that cannot be used, or a bug: the engine does not hear of it."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ledger.core.blocks import BlockAccounts
 from ledger.core.records import (
+    HOOK_OFF,
     UNATTRIBUTED,
     Batch,
     Boot,
@@ -25,6 +26,7 @@ from ledger.core.records import (
     PreemptionReason,
     Shard,
     Source,
+    one_line,
 )
 from ledger.hook.boot import BootAccount
 from ledger.hook.pool import PoolMeter
@@ -256,20 +258,24 @@ class Meter:
         except Exception:
             boot.broken()
 
-    def close(self, t_us: int, reason: str = "shutdown") -> None:
+    def close(self, t_us: int, reason: str = "shutdown", *, because: str = "") -> None:
         """Close the pools that are open, and the last period, at ``t_us``.
 
-        Requests that have ended get their records, whatever they still hold; those that have not are lost.
+        Requests that have ended get their records, whatever they still hold; those that have not are lost. With the
+        reason ``off`` the hook gives up and the engine goes on: the last batch says so, and ``because`` (shortened to
+        one line of 512 characters) to whoever looks after it.
         """
         boot = self._boot
         try:
+            if reason == HOOK_OFF:
+                boot.off = one_line(because) or "it does not say why"
             t = boot.event(t_us, closing=True)
             for request in list(boot.steps.requests.values()):
                 if request.ended_t is not None:
                     boot.complete(request)
             if boot.pools:
                 boot.close_pools(t, list(boot.pools), reason)
-            elif boot.pending():
+            elif boot.pending() or boot.off:
                 boot.cut(t)
         except Exception:
             boot.broken()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ledger.core.records import (
+    NO_REPORT,
     NO_SESSION,
     SYSTEM,
     UNATTRIBUTED,
@@ -26,6 +27,7 @@ from ledger.core.records import (
     Dimensions,
     GroupPeriod,
     Holding,
+    HookReport,
     PeriodUse,
     PoolClose,
     PoolHolding,
@@ -106,6 +108,7 @@ class Cut:
     closes: list[PoolClose] = field(default_factory=list)
     admissions: list[Request] = field(default_factory=list)
     log: Log = field(default_factory=Log)
+    hook: HookReport = NO_REPORT
 
 
 @dataclass(slots=True)
@@ -259,6 +262,7 @@ class Settler:
             standing=standing,
             requests=tuple(_record(request, anchor, lead) for request in in_slices(cut.complete, self.rest)),
             histograms=self.tally.histograms(cut.log, self.rest),
+            hook=cut.hook,
         )
 
     def _settle_pool(

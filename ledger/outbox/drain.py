@@ -15,15 +15,18 @@ import atexit
 import os
 import queue
 import random
+import sys
 import threading
 import time
+import traceback
 import zlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ledger import limits, wire
+from ledger.core.records import Batch, one_line
 from ledger.outbox.line import Entry
 from ledger.outbox.sender import Delivery, Sender
 from ledger.outbox.tally import TELL_EVERY_S, Loss, Tally, log
@@ -31,7 +34,6 @@ from ledger.outbox.tally import TELL_EVERY_S, Loss, Tally, log
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ledger.core.records import Batch
     from ledger.outbox.post import Post
     from ledger.outbox.spool import Spool
 
@@ -75,8 +77,8 @@ class Status:
     spooled_segments: int
     dropped: dict[Loss, int]
     delivery: Delivery
-    off: bool
-    """Whether it has switched itself off after repeated faults."""
+    off: str
+    """Why it has switched itself off after repeated faults; empty: it has not."""
 
 
 @dataclass(slots=True)
@@ -167,7 +169,8 @@ class Outbox:
         self._chain: dict[tuple[str, str], bytes] = {}
         self._faults_in_a_row = 0
         self._lost_before = 0
-        self._off = False
+        self._off = ""
+        self._bade_farewell: set[tuple[str, str]] = set()
         self._closing = False
         self._shut = False
         self._give_up_s: float | None = None
@@ -191,11 +194,18 @@ class Outbox:
         atexit.register(self.close)
 
     def emit(self, batch: Batch) -> None:
-        """Hand over a batch, from any thread. Full or switched off, the outbox drops it, counted."""
+        """Hand over a batch, from any thread. Full or switched off, the outbox drops it, counted.
+
+        Of the first that a boot has dropped because it is off, the bare head is sent, which says so.
+        """
         rows = _rows(batch)
         with self._lock:
             if self._off or self._shut:
                 loss = Loss.OFF if self._off else Loss.CLOSED
+                boot = (batch.source.engine, batch.boot.boot_id)
+                if loss is Loss.OFF and boot not in self._bade_farewell and len(self._bade_farewell) < CHAINS_MAX:
+                    self._bade_farewell.add(boot)
+                    self._queue.put(_head(batch))
             elif (
                 self._queue.qsize() >= limits.OUTBOX_QUEUE_MAX
                 or self._queued_rows + rows > limits.OUTBOX_QUEUE_ROWS_MAX
@@ -292,7 +302,15 @@ class Outbox:
             self._queued_rows -= _rows(batch)
         self._work(lambda: self._keep(batch))
 
+    def _reported(self, batch: Batch) -> Batch:
+        """The batch with what is known here of the hook: what was dropped so far, and whether it is off."""
+        dropped = sorted((loss.value, count) for loss, count in self.tally.counts.items() if count)
+        if not dropped and not self._off:
+            return batch
+        return replace(batch, hook=replace(batch.hook, dropped=tuple(dropped), off=batch.hook.off or self._off))
+
     def _keep(self, batch: Batch) -> None:
+        batch = self._reported(batch)
         key = (batch.source.engine, batch.boot.boot_id)
         prev = b"" if batch.seq == 1 else self._chain.pop(key, _LOST)
         pack = zlib.compressobj(wbits=31)
@@ -335,7 +353,9 @@ class Outbox:
         self._faults_in_a_row += 1
         log.exception("a fault of kvledger's own, kept away from the engine")
         if self._faults_in_a_row >= limits.OUTBOX_FAULTS_MAX:
-            self._off = True
+            self._off = (
+                f"the outbox met {self._faults_in_a_row} faults in a row, the last: {_place_of(sys.exception())}"
+            )
             log.error("the outbox switches itself off after %d faults in a row", self._faults_in_a_row)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
@@ -391,6 +411,19 @@ class Outbox:
         words = [f"queued={status.queued}", f"held={status.held}", f"spooled_bytes={status.spooled_bytes}"]
         words += [f"dropped_{loss.value}={count}" for loss, count in status.dropped.items() if count]
         return ", ".join(words)
+
+
+def _head(batch: Batch) -> Batch:
+    """What is left of a batch when nothing of it can be kept: whose it is, and when it began."""
+    return Batch(source=batch.source, boot=batch.boot, seq=batch.seq, start_us=batch.start_us, end_us=batch.start_us)
+
+
+def _place_of(error: BaseException | None) -> str:
+    """The kind of an error and the line that it came from; what it says may be somebody's content."""
+    if error is None or error.__traceback__ is None:
+        return "unknown"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return one_line(f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}")
 
 
 def _rows(batch: Batch) -> int:

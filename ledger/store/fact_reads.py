@@ -14,7 +14,7 @@ from ledger import limits
 from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, Source
 from ledger.errors import StoreError
 from ledger.store import tables
-from ledger.store.fact_rows import admission_of, batch_of
+from ledger.store.fact_rows import admission_of, batch_of, hook_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -222,10 +222,11 @@ def _batches(
                 end_us=head.end_us,
                 skew_us=head.skew_us,
                 has_standing=bool(head.has_standing),
+                hook=hook_of(head.hook),
                 rows=rows[head.seq],
                 dims=dims,
             )
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             unreadable(head.seq, f"{type(error).__name__}: {error}")
             continue
         yield StoredBatch(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger import limits
 from ledger.core.records import (
+    NO_REPORT,
     Admission,
     Batch,
     Boot,
@@ -22,6 +23,7 @@ from ledger.core.records import (
     GroupPeriod,
     Histogram,
     Holding,
+    HookReport,
     Outcome,
     PeriodUse,
     PoolClose,
@@ -202,6 +204,14 @@ def _request_rows(
         yield tables.request_holdings, holdings
 
 
+def hook_text(report: HookReport) -> str:
+    """A hook's report as its batch's row has it; empty where there is nothing in it."""
+    if report == NO_REPORT:
+        return ""
+    said = {"dropped": report.dropped, "faults": report.faults, "off": report.off}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+
+
 def _pairs_text(pairs: Iterable[tuple[Any, Any]]) -> str:
     return json.dumps([list(pair) for pair in pairs], ensure_ascii=False, separators=(",", ":"))
 
@@ -315,6 +325,18 @@ def histogram_of(row: Sequence[Any]) -> Histogram:
     return Histogram(name=row[0], labels=_pairs(row[1]), buckets=_pairs(row[2]), count=row[3], total=row[4])
 
 
+def hook_of(stored: str) -> HookReport:
+    """What :func:`hook_text` wrote."""
+    if not stored:
+        return NO_REPORT
+    said = json.loads(stored)
+    return HookReport(
+        dropped=tuple((reason, count) for reason, count in said["dropped"]),
+        faults=tuple((reason, count) for reason, count in said["faults"]),
+        off=said["off"],
+    )
+
+
 def batch_of(
     *,
     source: Source,
@@ -324,6 +346,7 @@ def batch_of(
     end_us: int,
     skew_us: int,
     has_standing: bool,
+    hook: HookReport,
     rows: Mapping[Table, Sequence[Row]],
     dims: Mapping[int, Dimensions],
 ) -> Batch:
@@ -351,6 +374,7 @@ def batch_of(
         standing=tuple(standing_of(row[1:], dims) for row in of(tables.standing_counts)) if has_standing else None,
         requests=tuple(request_of(row[1:], dims, uses[row[0]], holdings[row[0]]) for row in of(tables.request_records)),
         histograms=tuple(histogram_of(row[1:]) for row in of(tables.histograms)),
+        hook=hook,
     )
 
 

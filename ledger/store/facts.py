@@ -21,7 +21,7 @@ from ledger import limits
 from ledger.core.records import Batch, Boot, Dimensions, Source
 from ledger.store import tables
 from ledger.store.database import Database, lock
-from ledger.store.fact_rows import Row, day_of, dimensions_in, rows_of
+from ledger.store.fact_rows import Row, day_of, dimensions_in, hook_text, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -137,6 +137,7 @@ def insert_batch(
         receipt.digest,
         receipt.prev,
         receipt.kept_digest,
+        hook_text(batch.hook),
     )
     now: list[tuple[Table, list[Row]]] = [(tables.batches, [key])]
     for table, rows in rows_of(batch, boot, ids):

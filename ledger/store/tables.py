@@ -145,6 +145,7 @@ batches = Table(
     Column("digest", LargeBinary, nullable=False),
     Column("prev", LargeBinary, nullable=False),
     Column("kept_digest", LargeBinary, nullable=False),
+    Column("hook", Text, nullable=False, server_default=""),
     Index("ix_batches_boot_start_us", "boot", "start_us"),
     Index("ix_batches_day", "day"),
     sqlite_strict=True,
@@ -152,7 +153,8 @@ batches = Table(
 """The key, written in one transaction with the rows. ``digest`` is the sender's, ``prev`` that of the batch
 before (empty for seq 1), ``kept_digest`` that of what the rows below hold: it differs from ``digest`` only
 where a newer sender had fields that are unknown here. ``ahead``: it lay after its receipt, within bounds.
-``missing_before``: numbers not yet seen between the batch before and this one, when it arrived."""
+``missing_before``: numbers not yet seen between the batch before and this one, when it arrived. ``hook`` is what the
+hook said of itself, as JSON; empty: nothing."""
 
 lost_periods = Table(
     "lost_periods",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger import limits
 from ledger.core.records import (
+    NO_REPORT,
     Admission,
     Batch,
     Boot,
@@ -20,6 +21,7 @@ from ledger.core.records import (
     GroupPeriod,
     Histogram,
     Holding,
+    HookReport,
     PeriodUse,
     PoolClose,
     PoolHolding,
@@ -355,6 +357,25 @@ def _bucket(index: object, count: object) -> tuple[int, int]:
     return found["index"], found["count"]
 
 
+def _hook(item: _Object) -> HookReport:
+    if "hook" not in item:
+        return NO_REPORT
+    said = object_of(item, "hook")
+    try:
+        return HookReport(
+            dropped=_pairs(said, "dropped", limits.HOOK_REASONS_MAX, _reason),
+            faults=_pairs(said, "faults", limits.HOOK_REASONS_MAX, _reason),
+            off=_text(said, "off"),
+        )
+    except Bad as bad:
+        raise bad.within("hook") from None
+
+
+def _reason(name: object, count: object) -> tuple[str, int]:
+    counted = _ints({"count": count}, (("count", ABSENT, 1, limits.TOKENS_MAX),))
+    return _text({"reason": name}, "reason", default=None), counted["count"]
+
+
 def batch_of(item: _Object) -> Batch:
     """The batch in a parsed document; :class:`Bad` at its first fault."""
     source, boot = object_of(item, "source"), object_of(item, "boot")
@@ -378,5 +399,6 @@ def batch_of(item: _Object) -> Batch:
         standing=standing,
         requests=_list(item, "requests", reader.request, limits.ROWS_MAX),
         histograms=_list(item, "histograms", _histogram, limits.ROWS_MAX),
+        hook=_hook(item),
         **_ints(item, HEAD),
     )

@@ -7,7 +7,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.core.records import Dimensions, GroupKind
+from ledger.core.records import NO_REPORT, Dimensions, GroupKind
 from ledger.wire.fields import (
     ABSENT,
     ADMISSION,
@@ -87,6 +87,7 @@ _write_request: Final = _writer(
     ),
 )
 _write_histogram: Final = _writer((("count", 0, 0, 0), ("total", 0, 0, 0)), also=_texts("name"))
+_write_hook: Final = _writer(also=(("dropped", ()), ("faults", ()), *_texts("off")))
 
 
 def _open_row(opened: PoolOpen) -> _Object:
@@ -170,6 +171,8 @@ def head_of(batch: Batch, *, dims: bool) -> Iterator[tuple[str, Any]]:
         yield "dims", None
     yield "end_us", batch.end_us
     yield "histograms", None
+    if batch.hook != NO_REPORT:
+        yield "hook", _write_hook(batch.hook)
     yield "opens", None
     yield "pools", None
     yield "requests", None
