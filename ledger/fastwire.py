@@ -6,6 +6,8 @@ only with bytes that are proven to be canonical: they are read into structs that
 digest is made from the bytes and compared. Whatever is not proven so (an unknown field, an escape, any fault at all) is
 decoded by :mod:`ledger.wire`, which finds the reason. So the short way accepts and never refuses.
 
+Samples of agents are few and small, and go the long way.
+
 The hook's side of the wire has the standard library only; this is the service's.
 """
 
@@ -126,7 +128,7 @@ _Group: Final = _struct(
 _Shard: Final = _struct(
     "_Shard",
     *_texts("gpu_uuid", "gpu_model"),
-    ("share_ppm", _int(0, limits.PPM_MAX) | None, None),
+    *[(name, _int(low, high) | None, None) for name, low, high in fields.SHARD_FACTS],
     *_ints(fields.SHARD),
 )
 _Open: Final = _struct(
@@ -182,8 +184,8 @@ _write: Final = msgspec.json.Encoder().encode
 _in_order: Final = attrgetter(*records.Dimensions.__slots__)
 
 
-def decode(raw: bytes) -> wire.Decoded | Refusal:
-    """The batch in ``raw``, every field validated, or why there is none. Never raises."""
+def decode(raw: bytes) -> wire.Decoded | wire.DecodedSamples | Refusal:
+    """The batch or the samples in ``raw``, every field validated, or why there is none. Never raises."""
     return _proven(raw) or wire.decode(raw)
 
 

@@ -15,13 +15,15 @@ from ledger.errors import Refusal, UsageError
 from ledger.fastwire import decode
 from ledger.laws import breach
 from ledger.refusals import Reason
-from ledger.store import facts, quarantine, receipt
-from ledger.wire import Decoded, peek
+from ledger.sample_laws import sample_breach
+from ledger.store import facts, quarantine, receipt, sample_tables, samples, tables
+from ledger.wire import Decoded, DecodedSamples, peek
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ledger.core.records import Batch, Boot
+    from ledger.core.samples import SampleBatch
     from ledger.store.database import Connection, Database
 
 
@@ -42,7 +44,7 @@ class Outcome:
 
     ``missing_before``: seqs between the batch before and this one that had not arrived. ``ahead``: it lies
     after its receipt, within bounds. ``lost``: an earlier boot claims its time, so it is stored, not valid.
-    ``batch`` is there where it was accepted, for whoever shows what is going on now.
+    ``batch`` or ``samples`` is there where one was accepted, for whoever shows what is going on now.
     """
 
     status: Status
@@ -51,6 +53,7 @@ class Outcome:
     ahead: bool = False
     lost: bool = False
     batch: Batch | None = None
+    samples: SampleBatch | None = None
 
 
 def accept(db: Database, raw: bytes, received_us: int) -> Outcome:
@@ -75,7 +78,7 @@ class Examined:
     """A batch about which all is known that can be said without asking the database."""
 
     raw: bytes
-    found: Decoded | Refusal
+    found: Decoded | DecodedSamples | Refusal
     received_us: int
 
 
@@ -100,7 +103,7 @@ def book(db: Database, examined: Sequence[Examined], *, entry: int | None = None
     """
     assert len(examined) <= limits.BATCHES_AT_ONCE_MAX, "the caller divides what was delivered"
     for one in examined:
-        if isinstance(one.found, Decoded):
+        if not isinstance(one.found, Refusal):
             facts.ensure_day(db, one.found.batch.start_us)
 
     def work(connection: Connection) -> tuple[tuple[Outcome, ...], facts.Learned]:
@@ -109,8 +112,12 @@ def book(db: Database, examined: Sequence[Examined], *, entry: int | None = None
         batches = [one.found.batch for one in examined if isinstance(one.found, Decoded)]
         for engine in sorted({batch.source.engine for batch in batches}):
             receipt.lock_engine(connection, engine)
+        sampled = [one.found.batch for one in examined if isinstance(one.found, DecodedSamples)]
+        for agent in sorted({batch.source.source_id for batch in sampled}):
+            samples.lock_agent(connection, agent)
         if len(batches) > 1:
             facts.intern(db, connection, batches, learned)
+        samples.intern(db, connection, sampled, learned)
         results = [
             one.found if isinstance(one.found, Refusal) else _take(db, connection, one.found, one.received_us, learned)
             for one in examined
@@ -130,7 +137,7 @@ def book(db: Database, examined: Sequence[Examined], *, entry: int | None = None
     return answers
 
 
-def _examine(db: Database, raw: bytes, received_us: int) -> Decoded | Refusal:
+def _examine(db: Database, raw: bytes, received_us: int) -> Decoded | DecodedSamples | Refusal:
     """All that can be said about a batch without asking the database."""
     decoded = decode(raw)
     if isinstance(decoded, Refusal):
@@ -138,21 +145,27 @@ def _examine(db: Database, raw: bytes, received_us: int) -> Decoded | Refusal:
     batch = decoded.batch
     ahead_us = batch.end_us - received_us
     if ahead_us > limits.AHEAD_US_MAX:
-        detail = f"ends {ahead_us} µs after its receipt; at most {limits.AHEAD_US_MAX}: set the engine's clock"
+        detail = f"ends {ahead_us} µs after its receipt; at most {limits.AHEAD_US_MAX}: set the sender's clock"
         return Refusal(reason=Reason.FROM_THE_FUTURE, detail=detail)
     if -ahead_us > db.retention_days * limits.DAY_US:
         detail = f"ended {-ahead_us // limits.DAY_US} days before its receipt; facts are kept {db.retention_days} days"
         return Refusal(reason=Reason.TOO_OLD, detail=detail)
-    return breach(batch) or decoded
+    return (breach(decoded.batch) if isinstance(decoded, Decoded) else sample_breach(decoded.batch)) or decoded
 
 
 def _take(
-    db: Database, connection: Connection, decoded: Decoded, received_us: int, learned: facts.Learned
+    db: Database,
+    connection: Connection,
+    decoded: Decoded | DecodedSamples,
+    received_us: int,
+    learned: facts.Learned,
 ) -> Outcome | Refusal:
     """Write the batch, unless what is stored speaks against it; nothing is written before that is known."""
     batch = decoded.batch
-    engine = batch.source.engine
-    known = facts.find_boot(db, connection, engine, batch.boot, learned)
+    if isinstance(decoded, Decoded):
+        known = facts.find_boot(db, connection, decoded.batch.source.engine, batch.boot, learned)
+    else:
+        known = samples.find_boot(db, connection, decoded.batch.source.source_id, batch.boot, learned)
     missing = _place(connection, decoded, known)
     if not isinstance(missing, int):
         return missing
@@ -160,7 +173,6 @@ def _take(
     if origin is not batch.source.origin:
         detail = f"this ledger is {origin} from its first batch on, and the batch is {batch.source.origin}"
         return Refusal(reason=Reason.OTHER_ORIGIN, detail=f"{detail}: use another database for it")
-    boot = known[0] if known is not None else facts.add_boot(connection, engine, batch.boot, received_us)
     ahead = batch.end_us > received_us
     taken = facts.Receipt(
         digest=decoded.digest,
@@ -170,34 +182,49 @@ def _take(
         ahead=ahead,
         missing_before=missing,
     )
-    facts.insert_batch(db, connection, batch, boot=boot, receipt=taken, learned=learned)
-    lost = receipt.settle_overlaps(connection, engine, boot, batch, received_us)
-    return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, lost=lost, batch=batch)
+    number = known[0] if known is not None else None
+    if isinstance(decoded, DecodedSamples):
+        source_id = decoded.batch.source.source_id
+        boot = number or samples.add_boot(connection, source_id, batch.boot, received_us)
+        samples.insert(db, connection, decoded.batch, boot=boot, receipt=taken, learned=learned)
+        return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, samples=decoded.batch)
+    engine = decoded.batch.source.engine
+    boot = number or facts.add_boot(connection, engine, batch.boot, received_us)
+    facts.insert_batch(db, connection, decoded.batch, boot=boot, receipt=taken, learned=learned)
+    lost = receipt.settle_overlaps(connection, engine, boot, decoded.batch, received_us)
+    return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, lost=lost, batch=decoded.batch)
 
 
-def _place(connection: Connection, decoded: Decoded, known: tuple[int, Boot] | None) -> int | Outcome | Refusal:
+def _place(
+    connection: Connection, decoded: Decoded | DecodedSamples, known: tuple[int, Boot] | None
+) -> int | Outcome | Refusal:
     """How many seqs are missing before the batch, if it fits into what is stored of its boot."""
     batch = decoded.batch
     if known is None:
         return _out_of_line(decoded, None, None) or batch.seq - 1
     boot, record = known
     if record != batch.boot:
-        detail = f"boot {batch.boot.boot_id!r} has other times than before; a new life of an engine needs a new id"
+        detail = f"boot {batch.boot.boot_id!r} has other times than before; a new life of its sender needs a new id"
         return Refusal(reason=Reason.OTHER_BOOT, detail=detail)
-    at, later = receipt.neighbours(connection, boot, batch.seq)
+    keys = tables.batches if isinstance(decoded, Decoded) else sample_tables.agent_batches
+    at, later = receipt.neighbours(connection, boot, batch.seq, table=keys)
     if at is not None and at.seq == batch.seq:
         if at.digest == decoded.digest:
             return Outcome(status=Status.DUPLICATE)
         detail = f"seq {batch.seq} of boot {batch.boot.boot_id!r} is stored with digest {at.digest.hex()}"
         return Refusal(reason=Reason.KEY_REUSED, detail=f"{detail}, this one has {decoded.digest.hex()}")
-    refusal = _out_of_line(decoded, at, later) or _second_paying(connection, boot, batch)
+    refusal = _out_of_line(decoded, at, later)
+    if refusal is None and isinstance(decoded, Decoded):
+        refusal = _second_paying(connection, boot, decoded.batch)
     if refusal is not None:
         return refusal
     # A late batch fills a gap that was counted when the one after it arrived.
     return 0 if later is not None else batch.seq - 1 - (at.seq if at is not None else 0)
 
 
-def _out_of_line(decoded: Decoded, at: receipt.Neighbour | None, later: receipt.Neighbour | None) -> Refusal | None:
+def _out_of_line(
+    decoded: Decoded | DecodedSamples, at: receipt.Neighbour | None, later: receipt.Neighbour | None
+) -> Refusal | None:
     """Whether the batch does not fit between its neighbours, in the chain of digests or in time."""
     batch = decoded.batch
     broken = None

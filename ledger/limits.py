@@ -38,6 +38,12 @@ GROUPS_MAX = 64
 SHARDS_MAX = 4_096
 """Ranks of one engine: beyond the largest tensor x pipeline x data parallel layouts."""
 
+PID_MAX = 2**22
+"""The largest process id that Linux gives."""
+
+MEMORY_BYTES_MAX = 2**50
+"""Memory of one device or process: a pebibyte, a thousand times the largest; more is a sentinel or a fault."""
+
 USES_MAX = 100_000
 """Periods that one request lived through: 17 days of a request that never ends."""
 
@@ -82,6 +88,29 @@ PRIORITY_ABS_MAX = 2**31
 
 PPM_MAX = 1_000_000
 """A share in millionths: the whole."""
+
+# --- samples of an agent on the wire ----------------------------------------------------------------------
+
+GPUS_MAX = 256
+"""GPUs and instances that one agent sees: sixteen devices in seven instances each, twice."""
+
+GPU_PROCESSES_MAX = 8_192
+"""Processes on all GPUs of a host, each counted on every GPU that it uses: 60 on each instance of the largest hosts."""
+
+PROCESSES_MAX = 1_024
+"""Processes whose health one agent watches."""
+
+TROUBLES_MAX = 1_024
+"""Kinds of trouble in one period: a few reasons for each GPU."""
+
+READINGS_MAX = 15_000
+"""Readings of a period: one each millisecond; an agent of ours takes one a second."""
+
+THROTTLES_MAX = 64
+"""Reasons why clocks are held down: one for each bit that the driver has."""
+
+POWER_MW_MAX = 10**8
+"""Power of one device in milliwatts: 100 kW, more than a rack of today draws."""
 
 # --- the meter, beside an engine ------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ class Reason(StrEnum):
     UNKNOWN_POOL = "unknown_pool"
     TWO_PAYING = "two_paying"
     DUPLICATE_ROW = "duplicate_row"
+    UNKNOWN_GPU = "unknown_gpu"
+    BAD_SPREAD = "bad_spread"
     DERIVED_OUTCOME = "derived_outcome"
     # What the ledger knows beside it.
     FROM_THE_FUTURE = "from_the_future"

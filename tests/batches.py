@@ -223,6 +223,9 @@ ranks = st.integers(0, limits.SHARDS_MAX)
 shards = st.builds(
     Shard, dp=ranks, pp=ranks, tp=ranks, gpu_uuid=maybe, gpu_model=maybe,
     share_ppm=st.one_of(st.none(), st.integers(0, limits.PPM_MAX)),
+    pid=st.one_of(st.none(), st.integers(1, limits.PID_MAX)),
+    kv_bytes=st.one_of(st.none(), st.integers(0, limits.MEMORY_BYTES_MAX)),
+    weights_bytes=st.one_of(st.none(), st.integers(0, limits.MEMORY_BYTES_MAX)),
 )  # fmt: skip
 opens = st.builds(
     PoolOpen, pool=names, at_us=times, blocks=blocks, groups=few(groups), shards=few(shards), model=maybe,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from batches import ALICE, T0, Life
 from booking import HOUR, LATE, MINUTE, A, B, book, change_price, deliver, give_asset, open_ledger, request, stretch
+from sampled import lawful_samples
 from sqlalchemy import Column, Connection, Integer, Table, select, text
 from sqlalchemy.exc import IntegrityError
 
-from ledger import ingest
+from ledger import ingest, wire
 from ledger.audit import audit, audit_snapshot
 from ledger.core.records import PERIOD_US, Admission, Histogram, Holding, Origin, Outcome, PoolHolding, Shard
 from ledger.pricebook import Asset, Price
@@ -50,7 +51,7 @@ def small_books(db: Database) -> None:
     db.write(configure)
     life = Life()
     deliver(db, life, [life.announce()])
-    seen = (Shard(gpu_uuid="GPU-9", gpu_model="A100", share_ppm=900_000),)
+    seen = (Shard(gpu_uuid="GPU-9", gpu_model="A100", share_ppm=900_000, pid=7, kv_bytes=2**35, weights_bytes=2**34),)
     first = {A: (400, 7), B: (30, 0), ALICE: (0, 5)}
     batches = list(stretch(life, T0 + MINUTE, first, opens=True, shards=seen))
     admissions = (
@@ -72,6 +73,7 @@ def small_books(db: Database) -> None:
     other = Life(boot_id="boot-2", start_us=T0 + MINUTE)
     late = other.period({A: (1, 0)}, opens=True, standing=True)
     assert ingest.accept(db, other.send(late), late.end_us).lost
+    assert ingest.accept(db, wire.encode(lawful_samples()), T0 + HOUR).samples is not None
     stranger = Life(engine="engine-b", origin=Origin.LIVE)
     assert ingest.accept(db, stranger.send(stranger.announce()), T0).status is ingest.Status.REFUSED
     book(db, T0 + 2 * HOUR)

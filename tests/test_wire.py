@@ -99,6 +99,18 @@ def test_a_service_of_before_takes_what_a_hook_says_of_itself_for_a_field_that_i
     assert signed(document) == GOLDEN.read_bytes()
 
 
+def test_what_a_shard_says_of_its_memory_is_written_and_read_as_it_always_was() -> None:
+    raw = (GOLDEN.parent / "batch_v1_memory.json").read_bytes()
+    before = lawful()
+    (opened,) = before.opens
+    first = replace(opened.shards[0], pid=4711, kv_bytes=30 * 2**30, weights_bytes=15 * 2**30)
+    batch = replace(before, opens=(replace(opened, shards=(first, *opened.shards[1:])),))
+    assert wire.encode(batch, PREV) == raw
+    decoded = wire.decode(raw)
+    assert isinstance(decoded, wire.Decoded)
+    assert decoded.batch == batch
+
+
 def test_a_slice_never_has_more_rows_than_asked_for() -> None:
     batch = Life().period({}, length_us=15_000_000, admits=[f"r{i}" for i in range(100)])
     pieces = list(wire.encode_slices(batch, rows=16))

@@ -92,6 +92,12 @@ class Shard:
     gpu_model: str = ""
     share_ppm: int | None = None
     """A part of the GPU (a MIG instance: its memory over the device's), in millionths; None: not stated."""
+    pid: int | None = None
+    """The rank's process, as the engine sees it (a container has process ids of its own); None: not stated."""
+    kv_bytes: int | None = None
+    """What this pool takes of this rank's GPU memory, in bytes; None: not stated."""
+    weights_bytes: int | None = None
+    """What the model's weights take of this rank's GPU memory, in bytes; None: not stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

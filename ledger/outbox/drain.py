@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ledger import limits, wire
 from ledger.core.records import Batch, one_line
+from ledger.core.samples import SampleBatch
 from ledger.outbox.line import Entry
 from ledger.outbox.sender import Delivery, Sender
 from ledger.outbox.tally import TELL_EVERY_S, Loss, Tally, log
@@ -47,7 +48,7 @@ CLOSE_S: Final = 5.0
 """How long closing may take by default: enough for a batch or two; the rest waits on the disk."""
 
 CHAINS_MAX: Final = 64
-"""Boots whose last digest is remembered; an outbox serves one engine, or a few."""
+"""Boots whose last digest is remembered; an outbox serves one engine or agent, or a few."""
 
 _LOST: Final = bytes(32)
 """The digest before, where that batch was dropped before it had one: only the first of a boot has none before it."""
@@ -161,16 +162,16 @@ class Outbox:
         )
         self._pause = pause
         self._wall_us = wall_us
-        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Batch | SampleBatch | None] = queue.SimpleQueue()
         self._queued_rows = 0
         self._lock = threading.Lock()
         self._meter: Meter | None = None
         self._heartbeat: Callable[[], None] | None = None
-        self._chain: dict[tuple[str, str], bytes] = {}
+        self._chain: dict[tuple[str, str, str], bytes] = {}
         self._faults_in_a_row = 0
         self._lost_before = 0
         self._off = ""
-        self._bade_farewell: set[tuple[str, str]] = set()
+        self._bade_farewell: set[tuple[str, str, str]] = set()
         self._closing = False
         self._shut = False
         self._give_up_s: float | None = None
@@ -193,7 +194,7 @@ class Outbox:
         self._send.start()
         atexit.register(self.close)
 
-    def emit(self, batch: Batch) -> None:
+    def emit(self, batch: Batch | SampleBatch) -> None:
         """Hand over a batch, from any thread. Full or switched off, the outbox drops it, counted.
 
         Of the first that a boot has dropped because it is off, the bare head is sent, which says so.
@@ -202,7 +203,7 @@ class Outbox:
         with self._lock:
             if self._off or self._shut:
                 loss = Loss.OFF if self._off else Loss.CLOSED
-                boot = (batch.source.engine, batch.boot.boot_id)
+                boot = wire.chain_of(batch)
                 if loss is Loss.OFF and boot not in self._bade_farewell and len(self._bade_farewell) < CHAINS_MAX:
                     self._bade_farewell.add(boot)
                     self._queue.put(_head(batch))
@@ -297,21 +298,23 @@ class Outbox:
                 return
             self._taken(batch)
 
-    def _taken(self, batch: Batch) -> None:
+    def _taken(self, batch: Batch | SampleBatch) -> None:
         with self._lock:
             self._queued_rows -= _rows(batch)
         self._work(lambda: self._keep(batch))
 
-    def _reported(self, batch: Batch) -> Batch:
+    def _reported(self, batch: Batch | SampleBatch) -> Batch | SampleBatch:
         """The batch with what is known here of the hook: what was dropped so far, and whether it is off."""
+        if isinstance(batch, SampleBatch):
+            return batch
         dropped = sorted((loss.value, count) for loss, count in self.tally.counts.items() if count)
         if not dropped and not self._off:
             return batch
         return replace(batch, hook=replace(batch.hook, dropped=tuple(dropped), off=batch.hook.off or self._off))
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: Batch | SampleBatch) -> None:
         batch = self._reported(batch)
-        key = (batch.source.engine, batch.boot.boot_id)
+        key = wire.chain_of(batch)
         prev = b"" if batch.seq == 1 else self._chain.pop(key, _LOST)
         pack = zlib.compressobj(wbits=31)
         size, parts, piece = 0, [], b""
@@ -413,9 +416,12 @@ class Outbox:
         return ", ".join(words)
 
 
-def _head(batch: Batch) -> Batch:
+def _head(batch: Batch | SampleBatch) -> Batch | SampleBatch:
     """What is left of a batch when nothing of it can be kept: whose it is, and when it began."""
-    return Batch(source=batch.source, boot=batch.boot, seq=batch.seq, start_us=batch.start_us, end_us=batch.start_us)
+    start_us = batch.start_us
+    if isinstance(batch, SampleBatch):
+        return SampleBatch(source=batch.source, boot=batch.boot, seq=batch.seq, start_us=start_us, end_us=start_us)
+    return Batch(source=batch.source, boot=batch.boot, seq=batch.seq, start_us=start_us, end_us=start_us)
 
 
 def _place_of(error: BaseException | None) -> str:
@@ -426,5 +432,7 @@ def _place_of(error: BaseException | None) -> str:
     return one_line(f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}")
 
 
-def _rows(batch: Batch) -> int:
+def _rows(batch: Batch | SampleBatch) -> int:
+    if isinstance(batch, SampleBatch):
+        return len(batch.samples) + len(batch.processes) + len(batch.health)
     return len(batch.sessions) + len(batch.requests) + len(batch.admissions) + len(batch.standing or ())

@@ -14,6 +14,7 @@ from sqlalchemy import and_, exists, func, select
 from ledger import limits
 from ledger.core.journal import FIRST_REVISION, transaction_id
 from ledger.store import book_tables as t
+from ledger.store import sample_tables as g
 from ledger.store import tables as f
 from ledger.store.rows import row_digest
 from ledger.wire import peek
@@ -157,15 +158,8 @@ def request_breaches(connection: Connection) -> Iterator[tuple[str, str]]:
 def receipt_breaches(connection: Connection) -> Iterator[tuple[str, str]]:
     """What the ledger itself adds to batches: the day, whether they lay ahead, who won an overlap, quarantine."""
     b, p = f.batches, f.lost_periods
-    wrong = (b.c.day != b.c.start_us // limits.DAY_US) | ((b.c.ahead == 1) != (b.c.end_us > b.c.received_us))
-    for row in connection.execute(select(b.c.boot, b.c.seq).where(wrong)):
-        yield f"batch {row.seq} of boot {row.boot}", "its day, or whether it lay ahead, is not what its times say"
-    boots, sources = f.boots, f.sources
-    alone = select(b.c.boot, b.c.seq).where(
-        ~exists().where(boots.c.id == b.c.boot) | ~exists().where(sources.c.id == b.c.source)
-    )
-    for row in connection.execute(alone):
-        yield f"batch {row.seq} of boot {row.boot}", "its boot or its source is missing"
+    yield from _key_breaches(connection, "batch", b, f.boots, f.sources)
+    yield from _key_breaches(connection, "samples", g.agent_batches, g.agent_boots, g.agents)
     w = b.alias("winner")
     joined = p.outerjoin(b, and_(b.c.boot == p.c.boot, b.c.seq == p.c.seq)).outerjoin(
         w, and_(w.c.boot == p.c.winner_boot, w.c.seq == p.c.winner_seq)
@@ -183,15 +177,32 @@ def receipt_breaches(connection: Connection) -> Iterator[tuple[str, str]]:
             yield f"quarantine {row.id}", "its bytes are of another batch"
 
 
+def _key_breaches(
+    connection: Connection, what: str, b: Table, boots: Table, sources: Table
+) -> Iterator[tuple[str, str]]:
+    wrong = (b.c.day != b.c.start_us // limits.DAY_US) | ((b.c.ahead == 1) != (b.c.end_us > b.c.received_us))
+    for row in connection.execute(select(b.c.boot, b.c.seq).where(wrong)):
+        yield f"{what} {row.seq} of boot {row.boot}", "its day, or whether it lay ahead, is not what its times say"
+    alone = select(b.c.boot, b.c.seq).where(
+        ~exists().where(boots.c.id == b.c.boot) | ~exists().where(sources.c.id == b.c.source)
+    )
+    for row in connection.execute(alone):
+        yield f"{what} {row.seq} of boot {row.boot}", "its boot or its source is missing"
+
+
 def place_breaches(connection: Connection) -> Iterator[tuple[str, str]]:
     """(where, what is wrong) of rows whose places are not 0, 1, 2, …: a batch says nothing of them but their order."""
-    for table in (*f.OF_BOOTS, *f.PARTITIONED):
+    for table in (*f.OF_BOOTS, *f.PARTITIONED, *g.SAMPLES):
         last = "sub" if "sub" in table.c else "pos"
         parent = [table.c[name] for name in ("boot", "seq", "pos") if name != last]
         query = select(*parent).group_by(*parent).having(func.max(table.c[last]) + 1 != func.count())
         for row in connection.execute(query):
             yield f"{table.name} of batch {row.seq} of boot {row.boot}", "its rows are not numbered one after another"
-    for table, flag in ((f.batches, "has_standing"), (f.batches, "ahead"), (f.pool_opens, "paying")):
+    flags = (
+        *((f.batches, "has_standing"), (f.batches, "ahead"), (f.pool_opens, "paying")),
+        *((g.agent_batches, "has_gpus"), (g.agent_batches, "ahead")),
+    )
+    for table, flag in flags:
         query = select(table.c.boot, table.c.seq).where(table.c[flag].not_in((0, 1)))
         for row in connection.execute(query):
             yield f"{table.name} of batch {row.seq} of boot {row.boot}", f"{flag} is neither 0 nor 1"

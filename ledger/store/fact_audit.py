@@ -6,17 +6,22 @@ one before. What nothing covers is what the ledger itself noted on receipt: docs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
 from ledger import wire
+from ledger.core.samples import SampleBatch
 from ledger.laws import breach
-from ledger.store import tables
+from ledger.sample_laws import sample_breach
+from ledger.store import sample_tables, tables
 from ledger.store.fact_reads import StoredBatch, StoredBoot, boots_of, stored_batches
+from ledger.store.sample_reads import StoredSamples, agent_boots, stored_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sqlalchemy import Table
 
     from ledger.store.database import Connection
 
@@ -24,19 +29,23 @@ if TYPE_CHECKING:
 def fact_breaches(connection: Connection) -> Iterator[str]:
     """A sentence for every batch that is not what was received, breaks a law, or lacks its key."""
     for boot in boots_of(connection):
-        yield from _boot_breaches(connection, boot)
-    yield from _stray_rows(connection)
+        yield from _boot_breaches(connection, f"engine {boot.engine}", boot, stored_batches)
+    for boot in agent_boots(connection):
+        yield from _boot_breaches(connection, f"agent {boot.engine}", boot, stored_samples)
+    yield from _stray_rows(connection, tables.batches, tables.PARTITIONED)
+    yield from _stray_rows(connection, sample_tables.agent_batches, sample_tables.SAMPLES)
 
 
-def _boot_breaches(connection: Connection, boot: StoredBoot) -> Iterator[str]:
+def _boot_breaches(connection: Connection, who: str, boot: StoredBoot, read: Callable[..., Any]) -> Iterator[str]:
     unread: list[str] = []
 
     def unreadable(seq: int, why: str) -> None:
-        unread.append(f"{_name(boot, seq)}: its rows cannot be read ({why})")
+        unread.append(f"{_name(who, boot, seq)}: its rows cannot be read ({why})")
 
-    before: StoredBatch | None = None
-    for stored in stored_batches(connection, boot, unreadable=unreadable):
-        batch, name = stored.batch, _name(boot, stored.batch.seq)
+    found: Iterator[StoredBatch | StoredSamples] = read(connection, boot, unreadable=unreadable)
+    before: StoredBatch | StoredSamples | None = None
+    for stored in found:
+        batch, name = stored.batch, _name(who, boot, stored.batch.seq)
         made = wire.digest(batch, stored.prev)
         if made != stored.kept_digest:
             yield f"{name}: its rows have digest {made.hex()}, {stored.kept_digest.hex()} was stored"
@@ -45,18 +54,18 @@ def _boot_breaches(connection: Connection, boot: StoredBoot) -> Iterator[str]:
                 yield f"{name}: names {stored.prev.hex()} before it, where {before.digest.hex()} is stored"
             if before.batch.end_us > batch.start_us:
                 yield f"{name}: starts at {batch.start_us}, before the batch before it ends"
-        refusal = breach(batch)
+        refusal = sample_breach(batch) if isinstance(batch, SampleBatch) else breach(batch)
         if refusal is not None:
             yield f"{name}: {refusal.reason}: {refusal.detail}"
         before = stored
     yield from unread
 
 
-def _stray_rows(connection: Connection) -> Iterator[str]:
-    for table in tables.PARTITIONED:
+def _stray_rows(connection: Connection, keys: Table, of_batches: Sequence[Table]) -> Iterator[str]:
+    for table in of_batches:
         rows = connection.execute(
             text(
-                f"SELECT DISTINCT t.day, t.boot, t.seq FROM {table.name} t LEFT JOIN batches b "  # noqa: S608
+                f"SELECT DISTINCT t.day, t.boot, t.seq FROM {table.name} t LEFT JOIN {keys.name} b "  # noqa: S608
                 "ON b.boot = t.boot AND b.seq = t.seq AND b.day = t.day WHERE b.boot IS NULL ORDER BY 1, 2, 3"
             )
         )
@@ -64,5 +73,5 @@ def _stray_rows(connection: Connection) -> Iterator[str]:
             yield f"{table.name} has rows of boot {boot}, seq {seq}, day {day}, and no such batch"
 
 
-def _name(boot: StoredBoot, seq: int) -> str:
-    return f"engine {boot.engine}, boot {boot.boot.boot_id}, seq {seq}"
+def _name(who: str, boot: StoredBoot, seq: int) -> str:
+    return f"{who}, boot {boot.boot.boot_id}, seq {seq}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ledger.store.database import Connection
 
-_BATCHES_AT_ONCE: Final = 64
+BATCHES_AT_ONCE: Final = 64
 """Batches read together: a quarter of an hour of one engine, some megabytes."""
 
 _IDS_AT_ONCE: Final = 10_000
@@ -124,12 +124,12 @@ def stored_batches(
             select(tables.batches)
             .where(batches.boot == boot.number, batches.seq > after, batches.seq <= last_seq)
             .order_by(batches.seq)
-            .limit(_BATCHES_AT_ONCE)
+            .limit(BATCHES_AT_ONCE)
         ).all()
         if not heads:
             return
         after = heads[-1].seq
-        yield from _batches(connection, boot, heads, unreadable or _stop)
+        yield from _batches(connection, boot, heads, unreadable or stop_at)
 
 
 def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Dimensions]:
@@ -193,7 +193,8 @@ def lost_requests(connection: Connection, now_us: int, engine: str | None = None
     return tuple(found)
 
 
-def _stop(seq: int, why: str) -> None:
+def stop_at(seq: int, why: str) -> None:
+    """What a reader does about rows that cannot be read, unless it is told otherwise."""
     raise StoreError(f"the rows of batch {seq} cannot be read ({why}); restore the database from a backup")
 
 
@@ -204,7 +205,7 @@ def _batches(
     days = (min(head.day for head in heads), max(head.day for head in heads))
     rows: dict[int, dict[Table, list[tuple[Any, ...]]]] = {head.seq: {} for head in heads}
     for table in (*tables.OF_BOOTS, *tables.PARTITIONED):
-        for seq, row in _rows(connection, table, boot.number, seqs, days):
+        for seq, row in rows_of_boot(connection, table, boot.number, seqs, days):
             if seq in rows:
                 rows[seq].setdefault(table, []).append(row)
     dims = dimensions_by_id(
@@ -245,7 +246,7 @@ _DIMS_AT: Final[Mapping[Table, int]] = {
 }
 
 
-def _rows(
+def rows_of_boot(
     connection: Connection, table: Table, boot: int, seqs: tuple[int, int], days: tuple[int, int]
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """(seq, row from its place on) of the rows of a range of batches, by place."""

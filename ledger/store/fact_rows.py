@@ -67,6 +67,8 @@ _POOL_FIELDS: Final = (
     "step_us",
 )
 _pool: Final = attrgetter(*_POOL_FIELDS)
+_SHARD_FIELDS: Final = ("dp", "pp", "tp", "gpu_uuid", "gpu_model", "share_ppm", "pid", "kv_bytes", "weights_bytes")
+_shard: Final = attrgetter(*_SHARD_FIELDS)
 
 
 def day_of(time_us: int) -> int:
@@ -152,10 +154,7 @@ def _boot_rows(batch: Batch, key: tuple[int, int]) -> Iterator[tuple[Table, list
         for i, opened in enumerate(batch.opens):
             opens.append((*key, i, opened.pool, opened.at_us, opened.blocks, opened.model, int(opened.paying)))
             groups += [(*key, i, j, group.block_size, group.kind.value) for j, group in enumerate(opened.groups)]
-            shards += [
-                (*key, i, j, s.dp, s.pp, s.tp, s.gpu_uuid, s.gpu_model, s.share_ppm)
-                for j, s in enumerate(opened.shards)
-            ]
+            shards += [(*key, i, j, *_shard(s)) for j, s in enumerate(opened.shards)]
         yield tables.pool_opens, opens
         if groups:
             yield tables.pool_groups, groups
@@ -312,7 +311,7 @@ def group_of(row: Sequence[Any]) -> Group:
 
 def shard_of(row: Sequence[Any]) -> Shard:
     """A shard from a row of ``pool_shards`` without its key."""
-    return Shard(dp=row[0], pp=row[1], tp=row[2], gpu_uuid=row[3], gpu_model=row[4], share_ppm=row[5])
+    return Shard(**dict(zip(_SHARD_FIELDS, row, strict=True)))
 
 
 def close_of(row: Sequence[Any]) -> PoolClose:

@@ -19,22 +19,24 @@ from sqlalchemy import Connection, Table, select, text
 
 from ledger import limits
 from ledger.core.records import Batch, Boot, Dimensions, Source
-from ledger.store import tables
+from ledger.store import sample_tables, tables
 from ledger.store.database import Database, lock
 from ledger.store.fact_rows import Row, day_of, dimensions_in, hook_text, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_PARTITIONED: Final = frozenset(tables.PARTITIONED)
-_ORDER: Final = {table: place for place, table in enumerate(tables.PARTITIONED)}
+    from ledger.core.samples import Agent
+
+_PARTITIONED: Final = (*tables.PARTITIONED, *sample_tables.SAMPLES)
+_ORDER: Final = {table: place for place, table in enumerate(_PARTITIONED)}
 
 _COPIED_FROM: Final = 40
 """Rows from which a COPY of its own (two round trips) is cheaper than a part in a shared one."""
 
 _TOGETHER: Final = 32
 """Rows in one INSERT on SQLite: one statement is one step, and between two steps the driver hands the GIL over. At most
-35 columns: far below SQLite's 32 766 values."""
+36 columns: far below SQLite's 32 766 values."""
 
 _CHUNK: Final = 500
 """Dimension sets in one statement: six values each stay far below SQLite's 32 766 and keep plans short."""
@@ -51,6 +53,9 @@ class Learned:
     dimensions: dict[Dimensions, int] = field(default_factory=dict)
     sources: dict[Source, int] = field(default_factory=dict)
     boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
+    agents: dict[Agent, int] = field(default_factory=dict)
+    agent_boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
+    gpus: dict[str, int] = field(default_factory=dict)
     identities: dict[int, int] = field(default_factory=dict)
     """Ids by the identity of the objects of batches that live as long as this: hashing a set again takes long."""
 
@@ -73,6 +78,9 @@ def remember(db: Database, learned: Learned) -> None:
         ("dimensions", learned.dimensions),
         ("sources", learned.sources),
         ("boots", learned.boots),
+        ("agents", learned.agents),
+        ("agent_boots", learned.agent_boots),
+        ("gpus", learned.gpus),
     ):
         known = db.known.setdefault(kind, {})
         if len(known) + len(found) > limits.DIMENSION_CACHE_MAX:
@@ -141,13 +149,18 @@ def insert_batch(
     )
     now: list[tuple[Table, list[Row]]] = [(tables.batches, [key])]
     for table, rows in rows_of(batch, boot, ids):
-        if table in _PARTITIONED:
-            waiting = learned.rows.setdefault((table, rows[0][0]), rows)
-            if waiting is not rows:
-                waiting += rows
+        if table in _ORDER:
+            wait(learned, table, rows)
         else:
             now.append((table, rows))
     write_few(connection, now)
+
+
+def wait(learned: Learned, table: Table, rows: list[Row]) -> None:
+    """Let rows of one of the large tables wait for :func:`flush`."""
+    waiting = learned.rows.setdefault((table, rows[0][0]), rows)
+    if waiting is not rows:
+        waiting += rows
 
 
 def intern(db: Database, connection: Connection, batches: Sequence[Batch], learned: Learned) -> None:
@@ -182,7 +195,7 @@ def write_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> Non
         driver.executemany(_statements(table)[0], rows[whole:])
         return
     # Straight into the partition: all rows of a batch are of one day, and nobody need ask for each which.
-    name = partition_name(table, rows[0][0]) if table in _PARTITIONED else table.name
+    name = partition_name(table, rows[0][0]) if table in _ORDER else table.name
     with driver.cursor() as cursor, cursor.copy(f'COPY "{name}" {_statements(table)[2]} FROM STDIN') as copy:
         for row in rows:
             copy.write_row(row)
@@ -265,7 +278,7 @@ def ensure_day(db: Database, time_us: int) -> None:
 
     def work(connection: Connection) -> None:
         lock(connection, "partitions")
-        for table in tables.PARTITIONED:
+        for table in _PARTITIONED:
             name = partition_name(table, day)
             if connection.execute(text("SELECT to_regclass(:name)"), {"name": name}).scalar_one() is None:
                 connection.exec_driver_sql(

@@ -12,8 +12,11 @@ from sqlalchemy import text
 
 from ledger.core.records import PERIOD_US, Batch, Origin
 from ledger.store.database import Connection, lock
+from ledger.store.tables import batches
 
 if TYPE_CHECKING:
+    from sqlalchemy import Table
+
     from ledger.core.records import PoolOpen
 
 
@@ -33,13 +36,15 @@ def lock_engine(connection: Connection, engine: str) -> None:
     lock(connection, f"engine:{engine}")
 
 
-def neighbours(connection: Connection, boot: int, seq: int) -> tuple[Neighbour | None, Neighbour | None]:
-    """The stored batches of ``boot`` nearest to ``seq``: at or before it, and after it."""
+def neighbours(
+    connection: Connection, boot: int, seq: int, *, table: Table = batches
+) -> tuple[Neighbour | None, Neighbour | None]:
+    """The stored batches of ``boot`` nearest to ``seq``: at or before it, and after it; ``table`` has their keys."""
     columns = "seq, start_us, end_us, digest, prev"
     rows = connection.execute(
         text(
-            f"SELECT * FROM (SELECT {columns} FROM batches WHERE boot = :boot AND seq <= :seq "  # noqa: S608
-            f"ORDER BY seq DESC LIMIT 1) AS before UNION ALL SELECT * FROM (SELECT {columns} FROM batches "
+            f"SELECT * FROM (SELECT {columns} FROM {table.name} WHERE boot = :boot AND seq <= :seq "  # noqa: S608
+            f"ORDER BY seq DESC LIMIT 1) AS before UNION ALL SELECT * FROM (SELECT {columns} FROM {table.name} "
             "WHERE boot = :boot AND seq > :seq ORDER BY seq LIMIT 1) AS after ORDER BY 1"
         ),
         {"boot": boot, "seq": seq},

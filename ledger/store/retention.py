@@ -12,16 +12,26 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
 from ledger import limits
-from ledger.store import tables
+from ledger.store import sample_tables, tables
 from ledger.store.fact_rows import day_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Table
+
     from ledger.store.database import Connection, Database
+
+_KINDS: Final[tuple[tuple[Table, Sequence[Table]], ...]] = (
+    (tables.batches, tables.PARTITIONED),
+    (sample_tables.agent_batches, sample_tables.SAMPLES),
+)
+"""Keys of batches and the tables of their rows: what engines sent, and what agents did."""
 
 
 def delete_old_facts(db: Database, now_us: int) -> int:
@@ -34,8 +44,9 @@ def delete_old_facts(db: Database, now_us: int) -> int:
             db.write(partial(_drop, name=name))
         db.known.pop("days", None)
     else:
-        while deleted := db.write(lambda connection: _delete_some(connection, first_kept)):
-            gone += deleted
+        for keys, rows in _KINDS:
+            while deleted := db.write(partial(_delete_some, first_kept=first_kept, keys=keys, rows=rows)):
+                gone += deleted
     db.write(_delete_what_ended)
     db.write(
         lambda connection: connection.execute(
@@ -54,14 +65,13 @@ def _delete_keys(connection: Connection, first_kept: int) -> int:
         ),
         {"first_kept": first_kept},
     )
-    deleted = connection.execute(text("DELETE FROM batches WHERE day < :first_kept"), {"first_kept": first_kept})
-    return int(deleted.rowcount)
+    return sum(int(connection.execute(keys.delete().where(keys.c.day < first_kept)).rowcount) for keys, _ in _KINDS)
 
 
 def _old_partitions(db: Database, first_kept: int) -> list[str]:
     found = []
     with db.read() as connection:
-        for table in tables.PARTITIONED:
+        for table in (table for _, rows in _KINDS for table in rows):
             names = connection.execute(
                 text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = to_regclass(:parent)"),
                 {"parent": table.name},
@@ -77,10 +87,10 @@ def _drop(connection: Connection, *, name: str) -> None:
     connection.exec_driver_sql(f'DROP TABLE IF EXISTS "{name}"')
 
 
-def _delete_some(connection: Connection, first_kept: int) -> int:
+def _delete_some(connection: Connection, *, first_kept: int, keys: Table, rows: Sequence[Table]) -> int:
     """Delete a run of batches of one boot and day with at most ``DELETE_ROWS_MAX`` rows (or one batch)."""
     oldest = connection.execute(
-        text("SELECT day, boot FROM batches WHERE day < :first_kept ORDER BY day, boot, seq LIMIT 1"),
+        text(f"SELECT day, boot FROM {keys.name} WHERE day < :first_kept ORDER BY day, boot, seq LIMIT 1"),  # noqa: S608
         {"first_kept": first_kept},
     ).one_or_none()
     if oldest is None:
@@ -88,7 +98,8 @@ def _delete_some(connection: Connection, first_kept: int) -> int:
     key: dict[str, Any] = {"day": oldest[0], "boot": oldest[1]}
     seqs = (
         connection.execute(
-            text("SELECT seq FROM batches WHERE day = :day AND boot = :boot ORDER BY seq LIMIT 256"), key
+            text(f"SELECT seq FROM {keys.name} WHERE day = :day AND boot = :boot ORDER BY seq LIMIT 256"),  # noqa: S608
+            key,
         )
         .scalars()
         .all()
@@ -96,27 +107,28 @@ def _delete_some(connection: Connection, first_kept: int) -> int:
     number = len(seqs)
     while True:
         key |= {"first": seqs[0], "last": seqs[number - 1]}
-        if number == 1 or _rows_in(connection, key) <= limits.DELETE_ROWS_MAX:
+        if number == 1 or _rows_in(connection, key, rows) <= limits.DELETE_ROWS_MAX:
             break
         number = (number + 1) // 2
-    for table in (*tables.PARTITIONED, tables.batches):
+    for table in (*rows, keys):
         connection.execute(
             text(
                 f"DELETE FROM {table.name} WHERE day = :day AND boot = :boot AND seq BETWEEN :first AND :last"  # noqa: S608
             ),
             key,
         )
-    connection.execute(
-        text("DELETE FROM lost_periods WHERE boot = :boot AND seq BETWEEN :first AND :last"),
-        {name: key[name] for name in ("boot", "first", "last")},
-    )
+    if keys is tables.batches:
+        connection.execute(
+            text("DELETE FROM lost_periods WHERE boot = :boot AND seq BETWEEN :first AND :last"),
+            {name: key[name] for name in ("boot", "first", "last")},
+        )
     return number
 
 
-def _rows_in(connection: Connection, key: dict[str, Any]) -> int:
+def _rows_in(connection: Connection, key: dict[str, Any], rows: Sequence[Table]) -> int:
     counts = " + ".join(
         f"(SELECT count(*) FROM {table.name} WHERE day = :day AND boot = :boot AND seq BETWEEN :first AND :last)"  # noqa: S608
-        for table in tables.PARTITIONED
+        for table in rows
     )
     return int(connection.execute(text(f"SELECT {counts}"), key).scalar_one())
 

@@ -37,7 +37,7 @@ metadata: Final = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-"""All tables of the ledger; :mod:`ledger.store.book_tables` adds those of the books."""
+"""All tables; :mod:`ledger.store.book_tables` and :mod:`ledger.store.sample_tables` add those of books and samples."""
 
 # STRICT tables of SQLite know no BIGINT; their INTEGER has 64 bits.
 Int: Final = BigInteger().with_variant(INTEGER(), "sqlite")
@@ -53,7 +53,8 @@ def text(name: str) -> Column[str]:
     return Column(name, Text, nullable=False)
 
 
-def _plain(name: str, *parts: Column[int] | Column[str] | Column[bytes] | UniqueConstraint | Index) -> Table:
+def plain(name: str, *parts: Column[int] | Column[str] | Column[bytes] | UniqueConstraint | Index) -> Table:
+    """A table that is neither partitioned nor clustered by its key."""
     return Table(name, metadata, *parts, sqlite_strict=True)
 
 
@@ -61,7 +62,7 @@ def _key() -> list[Column[int]]:
     return [Column(name, Int, primary_key=True, autoincrement=False) for name in ("boot", "seq", "pos")]
 
 
-def _rows(name: str, *columns: Column[int] | Column[str], sub: bool = False) -> Table:
+def day_rows(name: str, *columns: Column[int] | Column[str], sub: bool = False) -> Table:
     """A large table of facts, partitioned by day; ``sub`` adds a second place, for rows below a row."""
     keys = ("day", "boot", "seq", "pos", "sub") if sub else ("day", "boot", "seq", "pos")
     return Table(
@@ -88,7 +89,7 @@ ledger_origin = Table(
 )
 """One row, from the first batch on: whether this ledger is simulated or live."""
 
-sources = _plain(
+sources = plain(
     "sources",
     Column("id", Int, primary_key=True),
     text("engine"),
@@ -101,7 +102,7 @@ sources = _plain(
     UniqueConstraint("engine", "origin", "cluster", "namespace", "pod", "host", "software"),
 )
 
-boots = _plain(
+boots = plain(
     "boots",
     Column("id", Int, primary_key=True),
     text("engine"),
@@ -113,7 +114,7 @@ boots = _plain(
 )
 """Lives of engines. Ids rise in the order of first acceptance, which decides who loses an overlap."""
 
-dimensions = _plain(
+dimensions = plain(
     "dimensions",
     Column("id", Int, primary_key=True),
     text("tenant"),
@@ -168,7 +169,7 @@ lost_periods = Table(
 )
 """Batches that are not valid: a boot of the same engine that was first accepted earlier claims their time."""
 
-pool_opens = _plain(
+pool_opens = plain(
     "pool_opens",
     *_key(),
     text("pool"),
@@ -177,14 +178,14 @@ pool_opens = _plain(
     text("model"),
     integer("paying"),
 )
-pool_groups = _plain(
+pool_groups = plain(
     "pool_groups",
     *_key(),
     Column("sub", Int, primary_key=True, autoincrement=False),
     integer("block_size"),
     text("kind"),
 )
-pool_shards = _plain(
+pool_shards = plain(
     "pool_shards",
     *_key(),
     Column("sub", Int, primary_key=True, autoincrement=False),
@@ -194,8 +195,11 @@ pool_shards = _plain(
     text("gpu_uuid"),
     text("gpu_model"),
     Column("share_ppm", Int),
+    Column("pid", Int),
+    Column("kv_bytes", Int),
+    Column("weights_bytes", Int),
 )
-pool_closes = _plain("pool_closes", *_key(), text("pool"), integer("at_us"), text("reason"))
+pool_closes = plain("pool_closes", *_key(), text("pool"), integer("at_us"), text("reason"))
 
 # --- the rows of a period --------------------------------------------------------------------------------
 
@@ -231,7 +235,7 @@ def _holding() -> list[Column[int]]:
     return [integer(name) for name in HOLDING_COLUMNS]
 
 
-pool_periods = _rows(
+pool_periods = day_rows(
     "pool_periods",
     text("pool"),
     integer("blocks"),
@@ -246,9 +250,9 @@ pool_periods = _rows(
     integer("steps"),
     integer("step_us"),
 )
-group_periods = _rows("group_periods", integer("group_no"), integer("active_block_us"), sub=True)
+group_periods = day_rows("group_periods", integer("group_no"), integer("active_block_us"), sub=True)
 
-session_periods = _rows(
+session_periods = day_rows(
     "session_periods",
     text("pool"),
     integer("dims"),
@@ -259,9 +263,9 @@ session_periods = _rows(
     *_tokens(),
     *_preemptions(),
 )
-standing_counts = _rows("standing_counts", text("pool"), integer("dims"), integer("cached_blocks"))
+standing_counts = day_rows("standing_counts", text("pool"), integer("dims"), integer("cached_blocks"))
 
-admissions = _rows(
+admissions = day_rows(
     "admissions",
     text("request"),
     Column("parent", Text),
@@ -269,7 +273,7 @@ admissions = _rows(
     integer("prompt_tokens"),
     integer("arrived_us"),
 )
-request_records = _rows(
+request_records = day_rows(
     "request_records",
     text("request"),
     Column("parent", Text),
@@ -289,15 +293,17 @@ request_records = _rows(
     Column("last_token_us", Int),
     integer("ended_us"),
 )
-request_uses = _rows("request_uses", integer("start_us"), integer("active_block_us"), integer("compute_us"), sub=True)
-request_holdings = _rows("request_holdings", text("pool"), *_holding(), sub=True)
+request_uses = day_rows(
+    "request_uses", integer("start_us"), integer("active_block_us"), integer("compute_us"), sub=True
+)
+request_holdings = day_rows("request_holdings", text("pool"), *_holding(), sub=True)
 
-histograms = _rows("histograms", text("name"), text("labels"), text("buckets"), integer("count"), integer("total"))
+histograms = day_rows("histograms", text("name"), text("labels"), text("buckets"), integer("count"), integer("total"))
 """``labels`` and ``buckets`` are JSON lists of pairs: they are merged by the reader, never by SQL."""
 
 # --- what was not taken ----------------------------------------------------------------------------------
 
-quarantine = _plain(
+quarantine = plain(
     "quarantine",
     Column("id", Int, primary_key=True),
     integer("received_us"),

@@ -55,13 +55,15 @@ Body = Annotated[bytes, Depends(_body)]
 _BATCH_SCHEMA: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
-        "description": "One encoded batch (docs/wire.md): canonical JSON, gzip if Content-Encoding says so.",
+        "description": "One encoded batch of an engine, or samples of an agent (docs/wire.md): canonical JSON, gzip if "
+        "Content-Encoding says so.",
         "content": {
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "required": ["batch", "digest", "kvledger", "prev"],
+                    "required": ["digest", "kvledger", "prev"],
                     "properties": {
+                        "agent": {"type": "object", "description": "samples; in place of `batch`"},
                         "batch": {"type": "object"},
                         "digest": {"type": "string", "description": "SHA-256 of the document without it, in hex"},
                         "kvledger": {"type": "integer", "description": "the major version"},

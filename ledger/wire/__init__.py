@@ -1,4 +1,6 @@
-"""The batch on the wire, version 1: canonical JSON, chained by digests. The schema is docs/wire.md.
+"""What travels, version 1: canonical JSON, chained by digests. The schema is docs/wire.md.
+
+Two kinds of documents: the batch of an engine, and the samples of an agent; one envelope, one way to be delivered.
 
 Invariants: encoding is a function of the batch and of the digest before it alone; decoding what was encoded
 gives the same batch; bytes that were changed anywhere are refused; and nothing that arrives, however
@@ -17,13 +19,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger import limits
+from ledger.core.samples import SampleBatch
 from ledger.errors import Refusal
 from ledger.refusals import Reason
-from ledger.wire.reading import Bad, batch_of, object_of
+from ledger.wire import samples
+from ledger.wire.checks import Bad, object_of
+from ledger.wire.reading import batch_of
 from ledger.wire.writing import dimensions_of, head_of, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from ledger.core.records import Batch
 
@@ -47,12 +52,22 @@ class Decoded:
     kept_digest: bytes
 
 
-def encode(batch: Batch, prev: bytes = b"") -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedSamples:
+    """Samples that came over the wire whole; as :class:`Decoded`."""
+
+    batch: SampleBatch
+    digest: bytes
+    prev: bytes
+    kept_digest: bytes
+
+
+def encode(batch: Batch | SampleBatch, prev: bytes = b"") -> bytes:
     """The bytes that travel; ``prev`` is the digest of the batch before, empty for the first of a boot."""
     return b"".join(encode_slices(batch, prev))
 
 
-def encode_slices(batch: Batch, prev: bytes = b"", *, rows: int = 16) -> Iterator[bytes]:
+def encode_slices(batch: Batch | SampleBatch, prev: bytes = b"", *, rows: int = 16) -> Iterator[bytes]:
     """:func:`encode` in pieces of at most ``rows`` rows, for a thread that must not keep the GIL for long.
 
     A piece may be empty: then only some preparation was done.
@@ -66,7 +81,7 @@ def encode_slices(batch: Batch, prev: bytes = b"", *, rows: int = 16) -> Iterato
     yield f'"digest":"{sha.hexdigest()}",{tail}'.encode()
 
 
-def digest(batch: Batch, prev: bytes = b"") -> bytes:
+def digest(batch: Batch | SampleBatch, prev: bytes = b"") -> bytes:
     """The SHA-256 (32 bytes) that :func:`encode` writes into the batch, and its successor repeats."""
     sha = hashlib.sha256()
     for piece in _document(batch, limits.ROWS_MAX):
@@ -80,8 +95,15 @@ def digest_of(raw: bytes) -> bytes:
     return bytes.fromhex(raw[raw.rindex(b'"digest":"') + 10 :][:64].decode())
 
 
-def decode(raw: bytes) -> Decoded | Refusal:
-    """The batch in ``raw``, every field validated, or why there is none. Never raises."""
+def chain_of(batch: Batch | SampleBatch) -> tuple[str, str, str]:
+    """What batches are chained by: the kind of the sender, its name and its boot."""
+    if isinstance(batch, SampleBatch):
+        return "agent", batch.source.source_id, batch.boot.boot_id
+    return "engine", batch.source.engine, batch.boot.boot_id
+
+
+def decode(raw: bytes) -> Decoded | DecodedSamples | Refusal:
+    """The batch or the samples in ``raw``, every field validated, or why there is none. Never raises."""
     try:
         return _decode(raw)
     except Bad as bad:
@@ -89,10 +111,13 @@ def decode(raw: bytes) -> Decoded | Refusal:
 
 
 def peek(raw: bytes) -> tuple[str, str, int | None]:
-    """Engine, boot and seq that refused bytes claim to be of, as far as they can be read: for people only."""
+    """Engine (or agent), boot and seq that refused bytes claim to be of, as far as they can be read: for people."""
     try:
-        batch = _parse(raw)["batch"]
-        engine, boot, seq = batch["source"]["engine"], batch["boot"]["boot_id"], batch["seq"]
+        document = _parse(raw)
+        batch = document["agent"] if _is_samples(document) else document["batch"]
+        source = batch["source"]
+        engine = source["source_id"] if _is_samples(document) else source["engine"]
+        boot, seq = batch["boot"]["boot_id"], batch["seq"]
     except (Bad, KeyError, TypeError):
         return "", "", None
     return (
@@ -108,17 +133,31 @@ def _shown(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in value[: limits.TEXT_CHARS_MAX])
 
 
-def _document(batch: Batch, rows: int) -> Iterator[bytes]:
-    """``{"batch":{…},`` in pieces: what the digest covers, up to the version."""
+def _is_samples(document: dict[str, Any]) -> bool:
+    return "agent" in document and "batch" not in document
+
+
+def _document(batch: Batch | SampleBatch, rows: int) -> Iterator[bytes]:
+    """``{"batch":{…},`` or ``{"agent":{…},`` in pieces: what the digest covers, up to the version."""
+    if isinstance(batch, SampleBatch):
+        yield from _body(
+            "agent", ((k, v, samples.rows_of(batch, k) if v is None else None) for k, v in samples.head_of(batch)), rows
+        )
+        return
     index = yield from dimensions_of(batch, rows)
-    yield b'{"batch":{'
+    head = head_of(batch, dims=bool(index))
+    yield from _body("batch", ((k, v, rows_of(batch, k, index) if v is None else None) for k, v in head), rows)
+
+
+def _body(name: str, parts: Iterator[tuple[str, Any, Iterator[Any] | None]], rows: int) -> Generator[bytes, None, None]:
+    """The keys of a document in order: each with a value, or with rows, or with neither, and then left out."""
+    yield f'{{"{name}":{{'.encode()
     separator = ""
-    for key, value in head_of(batch, dims=bool(index)):
+    for key, value, items in parts:
         if value is not None:
             yield f'{separator}"{key}":{_JSON.encode(value)}'.encode()
             separator = ","
             continue
-        items = rows_of(batch, key, index)
         if items is None:
             continue
         yield f'{separator}"{key}":['.encode()
@@ -131,7 +170,7 @@ def _document(batch: Batch, rows: int) -> Iterator[bytes]:
     yield b"},"
 
 
-def _decode(raw: bytes) -> Decoded:
+def _decode(raw: bytes) -> Decoded | DecodedSamples:
     document = _parse(raw)
     version = document.get("kvledger")
     if type(version) is not int or version < 1:
@@ -139,10 +178,18 @@ def _decode(raw: bytes) -> Decoded:
     if version != VERSION:
         raise Bad(Reason.UNKNOWN_VERSION, f"major version {version}; this service knows {VERSION}: upgrade it")
     sent, prev = _digest_in(document, "digest", empty=False), _digest_in(document, "prev", empty=True)
-    batch = batch_of(object_of(document, "batch"))
-    if encode(batch, prev) == raw:
-        return Decoded(batch=batch, digest=sent, prev=prev, kept_digest=sent)
-    return Decoded(batch=batch, digest=_verified(raw, document, sent), prev=prev, kept_digest=digest(batch, prev))
+    batch = (
+        samples.samples_of(object_of(document, "agent"))
+        if _is_samples(document)
+        else batch_of(object_of(document, "batch"))
+    )
+    kept = sent
+    if encode(batch, prev) != raw:
+        sent = _verified(raw, document, sent)
+        kept = digest(batch, prev)
+    if isinstance(batch, SampleBatch):
+        return DecodedSamples(batch=batch, digest=sent, prev=prev, kept_digest=kept)
+    return Decoded(batch=batch, digest=sent, prev=prev, kept_digest=kept)
 
 
 def _verified(raw: bytes, document: dict[str, Any], sent: bytes) -> bytes:

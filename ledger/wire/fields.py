@@ -32,6 +32,13 @@ HOLDING: Final = _counts(Holding.__slots__, limits.BLOCK_US_MAX)
 BOOT: Final[Ints] = tuple((name, ABSENT, *TIME) for name in ("anchor_us", "started_us"))
 OPEN: Final = (("at_us", ABSENT, *TIME), ("blocks", ABSENT, 1, limits.BLOCKS_MAX))
 SHARD: Final = _counts(("dp", "pp", "tp"), limits.SHARDS_MAX)
+SHARD_FACTS: Final = (
+    ("kv_bytes", 0, limits.MEMORY_BYTES_MAX),
+    ("pid", 1, limits.PID_MAX),
+    ("share_ppm", 0, limits.PPM_MAX),
+    ("weights_bytes", 0, limits.MEMORY_BYTES_MAX),
+)
+"""What a shard may leave unsaid: the name and the bounds."""
 POOL: Final = (
     *_counts(
         (

@@ -26,6 +26,7 @@ from ledger.wire.fields import (
     REQUEST,
     SESSION,
     SHARD,
+    SHARD_FACTS,
     SOURCE_TEXTS,
     TOKENS,
     USE,
@@ -70,7 +71,9 @@ _in_order: Final = attrgetter(*Dimensions.__slots__)
 _write_source: Final = _writer(also=_texts("engine", *SOURCE_TEXTS))
 _write_boot: Final = _writer(BOOT, also=_texts("boot_id"))
 _write_open: Final = _writer(OPEN, also=(*_texts("model", "pool"), ("paying", True)))
-_write_shard: Final = _writer(SHARD, also=(*_texts("gpu_model", "gpu_uuid"), ("share_ppm", None)))
+_write_shard: Final = _writer(
+    SHARD, also=(*_texts("gpu_model", "gpu_uuid"), *((name, None) for name, _, _ in SHARD_FACTS))
+)
 _write_close: Final = _writer((("at_us", ABSENT, 0, 0),), also=_texts("pool", "reason"))
 _write_pool: Final = _writer(POOL, also=_texts("pool"))
 _write_group_period: Final = _writer(GROUP)
