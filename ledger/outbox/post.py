@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import socket
 import ssl
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 import ledger
 from ledger import limits
+from ledger.outbox.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ class HttpPost:
 
     def __call__(self, payload: bytes, note: str) -> Reply:
         """See :class:`Post`."""
-        deadline = _Deadline(self._timeout_s)
+        deadline = Deadline(self._timeout_s)
         reused = self._connection is not None
         try:
             return self._exchange(payload, note, deadline)
@@ -105,7 +105,7 @@ class HttpPost:
                     connection.sock.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def _exchange(self, payload: bytes, note: str, deadline: _Deadline) -> Reply:
+    def _exchange(self, payload: bytes, note: str, deadline: Deadline) -> Reply:
         connection = self._connected(deadline)
         sock = connection.sock
         if sock is None:  # closed by another thread this moment
@@ -119,7 +119,7 @@ class HttpPost:
             self.close()  # more is coming than an answer has: not ours to wait for
         return reply
 
-    def _connected(self, deadline: _Deadline) -> http.client.HTTPConnection:
+    def _connected(self, deadline: Deadline) -> http.client.HTTPConnection:
         if self._connection is None:
             if self._tls is None:
                 made = http.client.HTTPConnection(self._host, self._port, timeout=deadline.left_s())
@@ -129,15 +129,8 @@ class HttpPost:
             made.connect()
             made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connection = made
-        connection = self._connection
-
-        def respond(sock: socket.socket, *args: Any, **options: Any) -> http.client.HTTPResponse:
-            response = http.client.HTTPResponse(sock, *args, **options)
-            response.fp = io.BufferedReader(_Timed(response.fp.detach(), sock, deadline))
-            return response
-
-        connection.response_class = respond  # type: ignore[assignment]
-        return connection
+        deadline.rules(self._connection)
+        return self._connection
 
     def _headers(self, note: str) -> Mapping[str, str]:
         return {
@@ -159,36 +152,6 @@ class HttpPost:
             except (ValueError, OverflowError):
                 return None
         return min(max(asked, 0.0), limits.SEND_RETRY_AFTER_S_MAX)
-
-
-class _Deadline:
-    def __init__(self, timeout_s: float) -> None:
-        self._until_s = time.monotonic() + timeout_s
-
-    def left_s(self) -> float:
-        left_s = self._until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("timed out")
-        return left_s
-
-
-class _Timed(io.RawIOBase):
-    """A socket's bytes until the deadline of the whole exchange: a byte now and then does not prolong it."""
-
-    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: _Deadline) -> None:
-        self._raw, self._sock, self._deadline = raw, sock, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(self._deadline.left_s())
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-        super().close()
 
 
 def _said(error: Exception) -> str:
