@@ -61,6 +61,7 @@ generated: $(VENV)/.dev ## make the committed files that are made of code again;
 	@$(BIN)/python -m ledger.metrics > docs/metrics.md
 	@$(BIN)/python -m alerts.ledger_health > alerts/ledger_health.yml
 	@$(BIN)/python -m dashboards.fleet > dashboards/fleet.json
+	@$(BIN)/python -m ledger.collectors.document
 
 wheel-test: $(VENV)/.dev ## build the wheel and use it from an empty environment
 	@$(BIN)/python tests/wheel.py

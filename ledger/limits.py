@@ -325,3 +325,17 @@ TENANT_SERIES_MAX = 50
 
 LIVE_AGE_US_MAX = 120_000_000
 """Older batches (2 minutes) feed the ledger and not the live histograms: a spool that drains is not now."""
+
+# --- what is scraped -------------------------------------------------------------------------------------
+
+SCRAPE_BYTES_MAX = 8 * 1024 * 1024
+"""Of a `/metrics` text: a large vLLM has 100 kB, and many adapters ten times that; more is another thing."""
+
+BAD_LINES_NAMED = 50
+"""Bad lines of a text that are named; the rest is counted."""
+
+BAD_LINE_CHARS_MAX = 120
+"""Of a bad line that is shown."""
+
+SCRAPE_TIMEOUT_S = 5.0
+"""For one scrape from connecting to the last byte: an engine whose event loop is busy answers in one or two."""

@@ -10,7 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import ledger
-from ledger.commands import service_arguments
+from ledger.commands import collecting_arguments, service_arguments
 from ledger.config import scaled
 from ledger.core.money import parse_nanos
 from ledger.core.periods import Month, format_time, on_grid, parse_month, parse_time, parse_zone
@@ -164,6 +164,7 @@ def parser() -> Parser:
     _books(commands)
     _upkeep(commands)
     service_arguments.add(commands)
+    collecting_arguments.add(commands)
     return top
 
 
