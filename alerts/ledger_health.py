@@ -46,6 +46,7 @@ DISK_LEFT_S: Final = 24 * 3600
 _LEADS: Final = f"max({m.LEADER.name})"
 _HEARD: Final = f"max by (engine) ({m.ENGINE_HEARD.name})"
 _SILENT: Final = f"max({series(m.ENGINES_KNOWN, state='silent')}) > 0"
+_OFF: Final = f"max by (engine) ({series(m.HOOK_OFF)}) > 0"
 _AUDITED: Final = f"max({series(m.AUDITED, kept='26h')})"
 _UNOBSERVED: Final = risen(m.MONTH_COST, by="currency", over="1h", account="unobserved")
 _BILLED: Final = risen(m.MONTH_COST, by="currency", over="1h")
@@ -80,11 +81,13 @@ ARRIVING: Final = Group(
             expr=f"time() - {_HEARD} > {SILENT_S}\n"
             # An engine that closed cleanly has no blocks any more.
             f"  and on (engine) count by (engine) ({m.KV_BLOCKS.name})\n"
-            f"  and on () {_SILENT}",
+            f"  and on () {_SILENT}\n"
+            # One that is off has an alert of its own.
+            f"  unless on (engine) {_OFF}",
             holds="1m",
             severity=Severity.CRITICAL,
             summary="{{ $labels.engine }} is open and has not been heard of for {{ $value | humanizeDuration }}",
-            detail="It is gone, cannot reach this service, or its hook switched itself off. Its time is unobserved.",
+            detail="It is gone, or cannot reach this service. Its time is unobserved.",
         ),
         Alert(
             name="KvledgerEnginesUnheard",
@@ -93,6 +96,27 @@ ARRIVING: Final = Group(
             severity=Severity.WARNING,
             summary="{{ $value }} engines are open and not heard of",
             detail="As the books have it, also when the service was restarted since and has no series of them.",
+        ),
+        Alert(
+            name="KvledgerHookOff",
+            expr=_OFF,
+            severity=Severity.CRITICAL,
+            summary="the hook of {{ $labels.engine }} has switched itself off",
+            detail="The engine goes on and nobody knows what it does: its time is unobserved until it starts again.",
+        ),
+        Alert(
+            name="KvledgerHookDropping",
+            expr=grown(m.HOOK_DROPPED, by="engine, reason", over=RECENT, of_all="max"),
+            severity=Severity.WARNING,
+            summary="{{ $labels.engine }} dropped batches: {{ $labels.reason }}",
+            detail="They never come: their time is paid for and unobserved.",
+        ),
+        Alert(
+            name="KvledgerHookFaults",
+            expr=grown(m.HOOK_FAULTS, by="engine, reason", over=RECENT, of_all="max"),
+            severity=Severity.WARNING,
+            summary="the meter of {{ $labels.engine }} cannot make sense of its engine: {{ $labels.reason }}",
+            detail="Every sum still closes; whose blocks and tokens they were may be wrong.",
         ),
         Alert(
             name="KvledgerBatchesLate",

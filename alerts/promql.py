@@ -31,12 +31,12 @@ def series(metric: m.Metric, *, back: str = "", kept: str = "", **labels: str) -
     return text if metric.scope != "ledger" else f"({text} {LEADS}{offset} == 1)"
 
 
-def grown(metric: m.Metric, *, by: str, over: str, **labels: str) -> str:
-    """By how much a counter grew in the time ``over``, where it did."""
+def grown(metric: m.Metric, *, by: str, over: str, of_all: str = "sum", **labels: str) -> str:
+    """By how much a counter grew in the time ``over``, where it did; ``of_all`` is ``max`` where replicas repeat it."""
     assert metric.kind is m.Kind.COUNTER, metric.name
     now = series(metric, **labels)
     born = f"{now} unless {series(metric, back=over, **labels)}"
-    return f"sum by ({by}) (increase({now}[{over}]) > 0 or ({born})) > 0"
+    return f"{of_all} by ({by}) (increase({now}[{over}]) > 0 or ({born})) > 0"
 
 
 def risen(metric: m.Metric, *, by: str, over: str, **labels: str) -> str:

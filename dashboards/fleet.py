@@ -245,6 +245,15 @@ FACTS: Final = (
         none="none",
     ),
     Panel(
+        title="Trouble of hooks",
+        says="Batches that hooks dropped and calls that made no sense to them, since their engines started.",
+        asks=(
+            ("{{engine}} dropped", f"sum by (engine) (max by (engine, reason) ({_engines(m.HOOK_DROPPED)}))"),
+            ("{{engine}} faults", f"sum by (engine) (max by (engine, reason) ({_engines(m.HOOK_FAULTS)}))"),
+        ),
+        none="none",
+    ),
+    Panel(
         title="Age of batches when they come",
         says="Receipt less the end of the period. A spool that drains shows here.",
         asks=_quantiles(m.BATCH_LAG, "", ""),

@@ -72,6 +72,9 @@ class Live:
         metrics.put(m.ENGINE_HEARD, (engine,), batch.end_us / 1e6)
         metrics.put(m.ENGINE_SKEW, (engine,), batch.skew_us / 1e6)
         self._show_pools(batch)
+        for metric, said in ((m.HOOK_DROPPED, batch.hook.dropped), (m.HOOK_FAULTS, batch.hook.faults)):
+            for reason, count in said:
+                metrics.report(metric, (engine, reason), count)
         self._show_work(batch)
         for histogram in batch.histograms:
             self._show_histogram(engine, histogram)
@@ -94,12 +97,12 @@ class Live:
         with self._lock:
             known = self._engines.get(engine)
             if known is None or known.boot != batch.boot.boot_id:
-                self._forget_pools(engine)
+                self._forget(engine)
                 known = self._engines[engine] = _Engine(boot=batch.boot.boot_id, shards={})
                 if len(self._engines) > m.ENGINES:
                     gone = next(iter(self._engines))
                     del self._engines[gone]
-                    self._forget_pools(gone)
+                    self._forget(gone)
             for opened in batch.opens:
                 known.shards[opened.pool] = _shards(opened)
             for pool in batch.pools:
@@ -118,6 +121,12 @@ class Live:
                 self._metrics.put(m.KV_UTILIZATION, where, pool.active_block_us / (pool.blocks * length_us))
             for state, blocks in states:
                 self._metrics.put(m.KV_BLOCKS, (*where, state), blocks)
+
+    def _forget(self, engine: str) -> None:
+        """Another boot: its pools are others, and its hook may count from 0."""
+        self._forget_pools(engine)
+        self._metrics.forget(m.HOOK_DROPPED, engine)
+        self._metrics.forget(m.HOOK_FAULTS, engine)
 
     def _forget_pools(self, engine: str) -> None:
         self._metrics.forget(m.KV_UTILIZATION, engine)

@@ -181,6 +181,17 @@ BATCHES_AHEAD = Metric(
     name="kvledger_batches_ahead_total", kind=Kind.COUNTER, labels=("engine",), bound=ENGINES,
     about="Batches that ended after their receipt, within the bound: a clock is wrong.",
 )  # fmt: skip
+HOOK_DROPPED = Metric(
+    name="kvledger_hook_dropped_total", kind=Kind.COUNTER, labels=("engine", "reason"), bound=ENGINES * 8,
+    about="Batches that an engine's outbox let go by its own count since its process began, by reason "
+    "(docs/hook-settings.md), as its newest batch says. Every replica that an engine reported to has its last word: "
+    "take the greatest.",
+)  # fmt: skip
+HOOK_FAULTS = Metric(
+    name="kvledger_hook_faults_total", kind=Kind.COUNTER, labels=("engine", "reason"), bound=ENGINES * 8,
+    about="Calls that an engine's meter could make no sense of since its process began, by reason (docs/hook.md); "
+    "told as the drops are.",
+)  # fmt: skip
 BATCH_LAG = Metric(
     name="kvledger_batch_lag_seconds", kind=Kind.HISTOGRAM, buckets=LAG_S,
     about="Receipt of an accepted batch less the end of its period. A spool that drains shows here, and nowhere else.",
@@ -236,9 +247,14 @@ QUARANTINED = Metric(
     name="kvledger_quarantine_batches", kind=Kind.GAUGE, scope="ledger", about="Refused batches that are kept.",
 )  # fmt: skip
 ENGINES_KNOWN = Metric(
-    name="kvledger_engines", kind=Kind.GAUGE, labels=("state",), bound=4, scope="ledger",
+    name="kvledger_engines", kind=Kind.GAUGE, labels=("state",), bound=5, scope="ledger",
     about="Engines by state: `open` (a pool is open and was heard of), `starting`, `silent` (open, and not heard of "
-    "for 60 s), `closed` (closed cleanly within the last day).",
+    "for 60 s), `closed` (closed cleanly within the last day), `off` (its hook has switched itself off).",
+)  # fmt: skip
+HOOK_OFF = Metric(
+    name="kvledger_hook_off", kind=Kind.GAUGE, labels=("engine",), bound=ENGINES, scope="ledger",
+    about="1 for an engine whose hook has switched itself off, until it starts again or for a day; "
+    "`kvledger sources list --format json` has why.",
 )  # fmt: skip
 
 # --- jobs and the process ---------------------------------------------------------------------------------
@@ -288,9 +304,10 @@ DECLARED: Final = (
     STEP_LATENCY, STEP_REQUESTS_SCHEDULED, KV_UTILIZATION, KV_BLOCKS, ENGINE_HEARD, ENGINE_SKEW, ENGINE_STEPS,
     ENGINE_STEP_TIME, ENGINE_TOKENS, ENGINE_PREEMPTIONS,
     REQUESTS, REQUEST_LENGTH, QUEUE_TIME, FIRST_TOKEN_TIME, INTER_TOKEN_TIME, END_TO_END_TIME,
-    BATCHES, BATCH_GAPS, BATCHES_LOST, BATCHES_AHEAD, BATCH_LAG, INGEST_TIME, INGEST_BYTES, INGEST_TURNED_AWAY,
+    BATCHES, BATCH_GAPS, BATCHES_LOST, BATCHES_AHEAD, HOOK_DROPPED, HOOK_FAULTS, BATCH_LAG, INGEST_TIME, INGEST_BYTES,
+    INGEST_TURNED_AWAY,
     MONTH_COST, MONTH_COST_UNITS, SETTLED_UNTIL, PROVISIONAL_UNTIL, FINDINGS, LAWS_BROKEN, AUDITED, QUARANTINED,
-    ENGINES_KNOWN,
+    ENGINES_KNOWN, HOOK_OFF,
     JOB_RUNS, JOB_TIME, JOB_SUCCEEDED, LEADER, HTTP_REQUESTS, HTTP_TIME, WORKERS_BUSY, WORKERS, THREADS, DISK_FREE,
     BUILD,
 )  # fmt: skip
@@ -321,6 +338,11 @@ class Metrics(Collector):
             series = self._numbers[metric.name]
             key = _bounded(metric, series, labels)
             series[key] = series.get(key, 0) + by
+
+    def report(self, metric: Metric, labels: Labels, count: float) -> None:
+        """Set a counter that somebody else keeps. One beyond the bound is left out, as with :meth:`put`."""
+        assert metric.kind is Kind.COUNTER, metric.name
+        self.put(metric, labels, count)
 
     def put(self, metric: Metric, labels: Labels = (), value: float = 0) -> None:
         """Set a gauge. One beyond the bound is left out: a sum of gauges would mean nothing."""

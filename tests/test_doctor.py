@@ -25,6 +25,7 @@ from batches import ALICE, T0, Life
 from ledger import ingest, metrics
 from ledger.cli import FOUND
 from ledger.commands import doctor, doctor_engine
+from ledger.core.records import HookReport
 from ledger.pricebook import Price
 from ledger.store import prices
 from ledger.store.database import Database, connect
@@ -91,8 +92,8 @@ def test_where_all_is_well_every_check_is_ok_but_the_service_that_does_not_run(w
     checks = well.checks()
     assert {what for what, check in checks.items() if check["verdict"] != "ok"} == {"service"}
     assert set(checks) == {
-        "settings", "disk", "database", "migrations", "tokens", "clock", "engines", "gaps", "skew", "prices", "refused",
-        "findings", "laws", "service",
+        "settings", "disk", "database", "migrations", "tokens", "clock", "engines", "hooks", "gaps", "skew", "prices",
+        "refused", "findings", "laws", "service",
     }  # fmt: skip
     says(checks, "service", "warn", "does not answer at http://127.0.0.1:1")
     says(checks, "engines", "ok", "engine-a 30 s ago")
@@ -105,7 +106,7 @@ def test_a_person_reads_a_line_for_each_check_and_what_to_do_below_it(well: Depl
     assert lines[0] == "ok   settings   can be used: USD, basis capacity, months of UTC"
     assert lines[-3].startswith("warn service    does not answer")
     assert lines[-2].strip().startswith("→ `kvledger serve` starts it")
-    assert lines[-1] == "0 bad, 1 to look at, 13 ok"
+    assert lines[-1] == "0 bad, 1 to look at, 14 ok"
 
 
 def test_settings_that_cannot_be_used_are_one_line(kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +170,15 @@ def test_batches_that_are_missing_are_bad(well: Deployment) -> None:
     well.life.send(well.life.period({ALICE: (3, 1)}))  # lost on the way
     well.deliver(well.life.period({ALICE: (3, 1)}))
     says(well.checks(), "gaps", "bad", "1 of engine-a")
+
+
+def test_a_hook_that_dropped_or_failed_is_told_with_its_reasons_and_one_that_is_off_is_bad(well: Deployment) -> None:
+    says(well.checks(), "hooks", "ok", "without a drop or a fault")
+    report = HookReport(dropped=(("spool_bytes", 3),), faults=(("unknown_request", 1),))
+    well.deliver(replace(well.life.period({ALICE: (3, 1)}), hook=report))
+    says(well.checks(), "hooks", "warn", "engine-a dropped 3 batches and met 1 faults (spool_bytes, unknown_request)")
+    well.deliver(replace(well.life.period({ALICE: (3, 1)}), hook=replace(report, off="8 faults in a row")))
+    says(well.checks(), "hooks", "bad", "switched off: engine-a: 8 faults in a row")
 
 
 @pytest.mark.parametrize(("ahead_us", "verdict"), [(30_000_000, "warn"), (200_000_000, "bad")])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobEvent
 from apscheduler.triggers.interval import IntervalTrigger
-from serving import HOUR, Clock, Served, serve
+from batches import ALICE, Life
+from serving import HOUR, START, Clock, Served, serve
 
 from ledger import metrics as m
+from ledger.core.records import HookReport
 from ledger.jobs.runner import Job, Runner
 from ledger.jobs.work import _after, aggregate, check, close_hours, forget, jobs_of, scan
 from ledger.store.leader import Leadership
@@ -140,6 +143,30 @@ def test_the_pass_hands_live_sessions_to_every_rule(served: Served) -> None:
     scan(served.service, [lambda sessions, now_us: heard.append(now_us)])
     assert heard == [served.clock.us]
     assert sum(served.service.metrics.value(m.ENGINES_KNOWN, (state,)) for state in ("open", "closed", "silent")) == 2
+
+
+def test_a_hook_that_is_off_is_counted_named_and_said_until_its_engine_starts_again(empty: Served) -> None:
+    life = Life(start_us=START)
+    report = HookReport(dropped=(("queue_full", 2),), off="8 faults in a row")
+    sent = [life.send(life.announce()), life.send(replace(life.period({ALICE: (3, 1)}, opens=True), hook=report))]
+    for raw in sent:
+        assert empty.client.post("/v1/batches", content=raw, headers=empty.headers("ingest")).status_code == 200
+    scan(empty.service, [])
+    assert empty.service.metrics.value(m.HOOK_OFF, ("engine-a",)) == 1
+    assert empty.service.metrics.value(m.ENGINES_KNOWN, ("off",)) == 1
+    (source,) = empty.get("/v1/sources").json()["rows"]
+    assert (source["state"], source["hook_off"], source["dropped"], source["faults"]) == ("off", report.off, 2, 0)
+    (engine,) = empty.get("/v1/engines").json()["rows"]
+    assert (engine["state"], engine["hook_off"]) == ("off", report.off)
+    said = [trouble["what"] for trouble in empty.get("/v1/troubles").json()]
+    assert "hooks have switched themselves off: engine-a (8 faults in a row)" in said
+    assert "2 batches were dropped by hooks in the last 24 hours (queue_full): engine-a" in said
+    again = Life(boot_id="boot-2", start_us=life.now_us)
+    raw = again.send(again.announce())
+    assert empty.client.post("/v1/batches", content=raw, headers=empty.headers("ingest")).status_code == 200
+    empty.service.kept.forget()
+    scan(empty.service, [])
+    assert empty.service.metrics.value(m.HOOK_OFF, ("engine-a",)) == 0
 
 
 def test_hours_are_closed_and_a_second_time_changes_nothing(served: Served) -> None:

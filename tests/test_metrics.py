@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from ledger.core.records import (
     Dimensions,
     Group,
     Histogram,
+    HookReport,
     Origin,
     Outcome,
     PoolOpen,
@@ -167,6 +169,30 @@ def test_series_are_bounded_and_sums_stay_whole() -> None:
     assert len(family.samples) == m.ENGINES + 1
     assert sum(sample.value for sample in family.samples) == m.ENGINES + 50
     assert metrics.value(m.ENGINE_STEPS, (m.OTHER,)) == 50
+
+
+def test_what_a_hook_counts_is_shown_as_it_counts_it_however_often_it_is_told() -> None:
+    metrics = m.Metrics()
+    live = Live(metrics)
+    for number, dropped in ((1, 3), (2, 3), (3, 5)):
+        report = HookReport(dropped=(("spool_bytes", dropped),), faults=(("unknown_request", 2),))
+        one = replace(batch(number=number), hook=report)
+        live.answered(Answered(status=Status.ACCEPTED, batch=one), one.end_us)
+    assert metrics.value(m.HOOK_DROPPED, ("e", "spool_bytes")) == 5
+    assert metrics.value(m.HOOK_FAULTS, ("e", "unknown_request")) == 2
+    again = replace(batch(), boot=Boot(boot_id="c", anchor_us=START, started_us=START))
+    live.answered(Answered(status=Status.ACCEPTED, batch=again), again.end_us)
+    for metric in (m.HOOK_DROPPED, m.HOOK_FAULTS):
+        family = next(found for found in metrics.collect() if f"{found.name}_total" == metric.name)
+        assert family.samples == []
+
+
+def test_what_a_hook_counts_beyond_the_bound_is_left_out() -> None:
+    metrics = m.Metrics()
+    for number in range(m.HOOK_DROPPED.bound + 1):
+        metrics.report(m.HOOK_DROPPED, (f"e{number}", "off"), number)
+    family = next(family for family in metrics.collect() if family.name == "kvledger_hook_dropped")
+    assert len(family.samples) == m.HOOK_DROPPED.bound
 
 
 def test_a_new_boot_forgets_the_pools_of_the_one_before() -> None:

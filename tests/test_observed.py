@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from programs import output
 from serving import START
 
 from ledger import ingest, wire
-from ledger.core.records import Batch, Boot, Origin, Source
+from ledger.core.records import Batch, Boot, HookReport, Origin, Source
 from ledger.reference.replay import replay
 from ledger.reference.workload import mixed_day
 
@@ -41,6 +42,8 @@ def days_batches(start_us: int, seconds: int) -> list[tuple[int, bytes]]:
     made: list[tuple[int, bytes]] = []
 
     def emit(batch: Batch) -> None:
+        # Their hooks had trouble once, so that what shows it has something to show.
+        batch = replace(batch, hook=HookReport(dropped=(("queue_full", 1),), faults=(("unknown_request", 2),)))
         raw = wire.encode(batch, chains.get(batch.source.engine, b""))
         chains[batch.source.engine] = wire.digest_of(raw)
         made.append((batch.end_us, raw))

@@ -169,6 +169,17 @@ def _engines(every: Sequence[EngineState], at_us: int) -> Iterator[Check]:
         f"open and silent: {named(f'{e.engine} for {ago(at_us - e.received_us)}' for e in silent)}",
         "see that they run, and run `kvledger doctor --engine` beside them; their time is unobserved",
     )  # fmt: skip
+    given_up = [f"{engine.engine}: {engine.hook.off}" for engine in heard if engine.state is fleet.State.OFF]
+    troubled = [engine for engine in heard if engine.dropped or engine.faults]
+    reasons = sorted({reason for e in troubled for reason, _ in (*e.lately.dropped, *e.lately.faults)})
+    lately = named(f"{e.engine} dropped {e.dropped} batches and met {e.faults} faults" for e in troubled)
+    yield judged(
+        "hooks", not given_up and not troubled, "on, without a drop or a fault in the last day",
+        f"switched off: {named(given_up)}" if given_up else f"in the last day {lately} ({', '.join(reasons)})",
+        "the engine's log says more, docs/hook-settings.md and docs/hook.md what each reason means; "
+        "where the hook is off, time is unobserved until the engine starts again",
+        otherwise=Verdict.BAD if given_up else Verdict.WARN,
+    )  # fmt: skip
     gaps = [engine for engine in engines if engine.missing]
     yield judged(
         "gaps", not gaps, "no batch is missing in the last day",

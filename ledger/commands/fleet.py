@@ -36,6 +36,9 @@ def source_list(args: Namespace) -> int:
         Column(key="received_us", title="received", shape=Shape.TIME),
         Column(key="skew_us"),
         Column(key="missing", title="missing", shape=Shape.COUNT),
+        Column(key="dropped", title="dropped", shape=Shape.COUNT),
+        Column(key="faults", title="faults", shape=Shape.COUNT),
+        Column(key="hook_off", title="off because"),
     )
     rows = [
         (
@@ -53,6 +56,9 @@ def source_list(args: Namespace) -> int:
             engine.received_us,
             engine.skew_us,
             engine.missing,
+            engine.dropped,
+            engine.faults,
+            engine.hook.off,
         )
         for engine in engines
     ]

@@ -59,6 +59,8 @@ def scan(service: Service, rules: Sequence[Callable[[Sequence[LiveSession], int]
     for engine in engines:
         states[engine.state.value] += 1
     service.metrics.replace(m.ENGINES_KNOWN, {(state,): number for state, number in states.items()})
+    off = [engine.engine for engine in engines if engine.state is fleet.State.OFF]
+    service.metrics.replace(m.HOOK_OFF, {(engine,): 1 for engine in off[: m.HOOK_OFF.bound]})
     if rules:
         with service.database.read() as connection:
             sessions = fleet.live_sessions(connection, engines, now_us)

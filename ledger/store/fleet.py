@@ -1,24 +1,27 @@
 """The fleet as it last reported: engines with their pools, who sends, the last batches, the sessions of now.
 
-Invariant: every answer is bounded by the number of engines, never by the number of facts: the newest batch of a
-boot is found by its key, and only its rows are read.
+Invariants: every answer is bounded by the number of engines, never by the number of facts: the newest batch of a
+boot is found by its key, and only its rows are read. An engine is shown by the boot that reports: mostly its newest;
+an older one where that goes on beside it, with a pool open, and the books take its time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import and_, func, select
 
+from ledger.core.records import NO_REPORT
 from ledger.store import tables as f
 from ledger.store.fact_reads import dimensions_by_id
+from ledger.store.fact_rows import hook_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ledger.core.records import Dimensions
+    from ledger.core.records import Dimensions, HookReport
     from ledger.store.database import Connection
 
 SILENT_US: Final = 60_000_000
@@ -40,6 +43,8 @@ class State(StrEnum):
     OPEN = "open"
     SILENT = "silent"
     CLOSED = "closed"
+    OFF = "off"
+    """Its hook has switched itself off and the engine goes on: nobody knows what it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """An engine by its newest boot. ``missing``: batches that its newest boot lacks in the last 24 hours."""
+    """An engine by the boot that reports. ``missing``: batches which that lacks in the last 24 hours."""
 
     engine: str
     origin: str
@@ -77,8 +82,22 @@ class EngineState:
     received_us: int
     skew_us: int
     missing: int
+    hook: HookReport
+    """What its hook said of itself with the newest batch."""
+    lately: HookReport
+    """The part of that which is of the last 24 hours."""
     state: State
     pools: tuple[PoolState, ...]
+
+    @property
+    def dropped(self) -> int:
+        """Batches that its hook dropped in the last 24 hours, by its own count."""
+        return sum(count for _, count in self.lately.dropped)
+
+    @property
+    def faults(self) -> int:
+        """Calls that its meter could make no sense of in the last 24 hours."""
+        return sum(count for _, count in self.lately.faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,29 +138,21 @@ class LiveSession:
 
 def engine_states(connection: Connection, now_us: int, *, all_of_them: bool = False) -> tuple[EngineState, ...]:
     """Every engine by name; those that went away more than a day ago only if ``all_of_them``."""
-    o, b, s = f.boots, f.batches, f.sources
-    newest = select(func.max(b.c.seq)).where(b.c.boot == o.c.id).correlate(o).scalar_subquery()
-    query = (
-        select(
-            *(o.c[name] for name in ("engine", "boot_id", "started_us")),
-            o.c.id.label("number"),
-            # Boots have a receipt time as well: their first.
-            *(b.c[name] for name in ("day", "seq", "start_us", "end_us", "skew_us", "received_us")),
-            *(s.c[name] for name in ("origin", "cluster", "namespace", "pod", "host", "software")),
-        )
-        .join(b, and_(b.c.boot == o.c.id, b.c.seq == newest))
-        .join(s, s.c.id == b.c.source)
-        .order_by(o.c.engine, o.c.started_us, o.c.id)
-    )
-    rows = {row["engine"]: row for row in connection.execute(query).mappings()}
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in _newest_batches(connection):
+        found.setdefault(row["engine"], []).append(row)
     if not all_of_them:
-        rows = {name: row for name, row in rows.items() if row["end_us"] > now_us - CLOSED_US}
-    numbers = [row["number"] for row in rows.values()]
-    pools = _pools(connection, numbers)
-    missing = _missing(connection, numbers, now_us - CLOSED_US)
+        found = {name: rows for name, rows in found.items() if any(r["end_us"] > now_us - CLOSED_US for r in rows)}
+    # Mostly one: a boot that said nothing since the next one began has made room for it.
+    beside = {name: [r for r in rows if r["end_us"] > rows[-1]["started_us"] or r is rows[-1]]
+              for name, rows in found.items()}  # fmt: skip
+    pools = _pools(connection, [row["number"] for rows in beside.values() for row in rows])
+    chosen = {name: max(rows, key=lambda row: _reports(row, pools)) for name, rows in beside.items()}
+    missing = _missing(connection, [row["number"] for row in chosen.values()], now_us - CLOSED_US)
     states = []
-    for name, row in rows.items():
+    for name, row in chosen.items():
         own = _with_periods(connection, row, pools.get(row["number"], []))
+        hook = hook_of(row["hook"])
         states.append(
             EngineState(
                 engine=name,
@@ -159,11 +170,40 @@ def engine_states(connection: Connection, now_us: int, *, all_of_them: bool = Fa
                 received_us=row["received_us"],
                 skew_us=row["skew_us"],
                 missing=missing.get(row["number"], 0),
-                state=_state(own, row["end_us"], now_us),
+                hook=hook,
+                lately=_since(connection, row["number"], hook, now_us - CLOSED_US),
+                state=State.OFF if hook.off else _state(own, row["end_us"], now_us),
                 pools=own,
             )
         )
     return tuple(states)
+
+
+def _newest_batches(connection: Connection) -> list[Mapping[str, Any]]:
+    """The newest batch of every boot, by engine and start; ``lost``: the books have its time from another boot."""
+    o, b, s, lost = f.boots, f.batches, f.sources, f.lost_periods
+    newest = select(func.max(b.c.seq)).where(b.c.boot == o.c.id).correlate(o).scalar_subquery()
+    query = (
+        select(
+            *(o.c[name] for name in ("engine", "boot_id", "started_us")),
+            o.c.id.label("number"),
+            # Boots have a receipt time as well: their first.
+            *(b.c[name] for name in ("day", "seq", "start_us", "end_us", "skew_us", "received_us", "hook")),
+            *(s.c[name] for name in ("origin", "cluster", "namespace", "pod", "host", "software")),
+            lost.c.seq.is_not(None).label("lost"),
+        )
+        .join(b, and_(b.c.boot == o.c.id, b.c.seq == newest))
+        .join(s, s.c.id == b.c.source)
+        .outerjoin(lost, and_(lost.c.boot == b.c.boot, lost.c.seq == b.c.seq))
+        .order_by(o.c.engine, o.c.started_us, o.c.id)
+    )
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _reports(row: Mapping[str, Any], pools: Mapping[int, Sequence[PoolState]]) -> tuple[bool, bool, int, int]:
+    """What decides which of an engine's boots is shown: the greatest is."""
+    is_open = any(pool.is_open for pool in pools.get(row["number"], ()))
+    return is_open, not row["lost"], row["started_us"], row["number"]
 
 
 def recent_batches(
@@ -324,6 +364,21 @@ def _missing(connection: Connection, boots: Sequence[int], since_us: int) -> dic
         )
         found |= {row.boot: int(row.missing) for row in connection.execute(query)}
     return found
+
+
+def _since(connection: Connection, boot: int, hook: HookReport, since_us: int) -> HookReport:
+    """What a hook that now says ``hook`` has counted since ``since_us``."""
+    if hook == NO_REPORT:
+        return hook
+    b = f.batches.c
+    query = select(b.hook).where(b.boot == boot, b.start_us < since_us).order_by(b.start_us.desc()).limit(1)
+    before = hook_of(connection.execute(query).scalar_one_or_none() or "")
+    return replace(hook, dropped=_grown(before.dropped, hook.dropped), faults=_grown(before.faults, hook.faults))
+
+
+def _grown(before: Sequence[tuple[str, int]], now: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    known = dict(before)
+    return tuple((reason, count - known.get(reason, 0)) for reason, count in now if count > known.get(reason, 0))
 
 
 def _state(pools: Sequence[PoolState], last_end_us: int, now_us: int) -> State:

@@ -63,10 +63,7 @@ def sources(
 ) -> shapes.Page[shapes.Source]:
     """Every engine that ever reported, with the sender of its newest batch."""
     names = tuple(shapes.Source.model_fields)
-    rows = [
-        {name: value for name, value in {**asdict(e), "lag_us": e.received_us - e.last_end_us}.items() if name in names}
-        for e in engines_of(service, all_of_them=True)
-    ]
+    rows = [_source(engine, names) for engine in engines_of(service, all_of_them=True)]
     return page(request, rows, limit=limit, offset=offset, form=format, columns=names)  # type: ignore[return-value]
 
 
@@ -208,8 +205,20 @@ _ENGINE_COLUMNS = tuple(name for name in shapes.Engine.model_fields if name != "
 
 def _engine(engine: EngineState) -> dict[str, Any]:
     names = shapes.Engine.model_fields
-    row = {name: value for name, value in asdict(engine).items() if name in names}
+    row = {name: value for name, value in {**asdict(engine), "hook_off": engine.hook.off}.items() if name in names}
     return {**row, "state": engine.state.value, "pools": [_pool(pool) for pool in engine.pools]}
+
+
+def _source(engine: EngineState, names: tuple[str, ...]) -> dict[str, Any]:
+    row = {
+        **asdict(engine),
+        "state": engine.state.value,
+        "lag_us": engine.received_us - engine.last_end_us,
+        "dropped": engine.dropped,
+        "faults": engine.faults,
+        "hook_off": engine.hook.off,
+    }
+    return {name: row[name] for name in names}
 
 
 def _pool(pool: PoolState) -> dict[str, Any]:

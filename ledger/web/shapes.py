@@ -170,10 +170,12 @@ class Pool(Shape):
 
 
 class Engine(Shape):
-    """An engine by its newest boot."""
+    """An engine by the boot that reports: its newest, or an older one that goes on beside it."""
 
     engine: str
-    state: str = Field(description="starting, open, silent (open, nothing heard for 60 s) or closed")
+    state: str = Field(
+        description="starting, open, silent (open, nothing heard for 60 s), closed, or off (its hook has given up)"
+    )
     origin: str
     cluster: str
     namespace: str
@@ -186,7 +188,8 @@ class Engine(Shape):
     last_end_us: int = Field(description="end of the newest period")
     received_us: int
     skew_us: int = Field(description="the engine's clock less its system clock")
-    missing: int = Field(description="batches that its newest boot lacks in the last 24 hours")
+    missing: int = Field(description="batches which that boot lacks in the last 24 hours")
+    hook_off: str = Field(description="why its hook has switched itself off; empty where it has not")
     pools: list[Pool]
 
 
@@ -208,6 +211,9 @@ class Source(Shape):
     lag_us: int = Field(description="receipt of the newest batch less the end of its period")
     skew_us: int
     missing: int
+    dropped: int = Field(description="batches that its hook let go in the last 24 hours, by its own count")
+    faults: int = Field(description="calls that its hook could make no sense of in the last 24 hours")
+    hook_off: str = Field(description="why its hook has switched itself off; empty where it has not")
 
 
 class Batch(Shape):

@@ -67,6 +67,22 @@ def _of_engines(engines: Sequence[EngineState]) -> Iterable[Trouble]:
             Severity.CRITICAL, f"open and not heard of for a minute: {_named(silent)}",
             "see that the engine runs and reaches this service; its time is unobserved, and vacant after 15 minutes",
         )  # fmt: skip
+    off = [f"{engine.engine} ({engine.hook.off})" for engine in engines if engine.state is State.OFF]
+    if off:
+        yield _trouble(
+            Severity.CRITICAL, f"hooks have switched themselves off: {_named(off)}",
+            "keep the engine's log and restart it: its time is unobserved, and vacant after 15 minutes",
+        )  # fmt: skip
+    for what, said, todo in (
+        ("batches were dropped by hooks", {e.engine: e.lately.dropped for e in engines}, "docs/hook-settings.md"),
+        ("calls made no sense to hooks", {e.engine: e.lately.faults for e in engines}, "docs/hook.md"),
+    ):
+        counts = [pair for pairs in said.values() for pair in pairs]
+        if counts:
+            reasons = ", ".join(sorted({reason for reason, _ in counts}))
+            some = _named([engine for engine, pairs in said.items() if pairs])
+            sentence = f"{sum(count for _, count in counts)} {what} in the last 24 hours ({reasons}): {some}"
+            yield _trouble(Severity.WARNING, sentence, f"the engine's log says more, {todo} what each reason means")
     gaps = [engine.engine for engine in engines if engine.missing]
     if gaps:
         missing = sum(engine.missing for engine in engines)

@@ -92,6 +92,7 @@ function drawEngines(engines, now) {
         el("span", { class: "dim" }, engine.origin === "simulated" ? "simulated" : engine.cluster)),
       ...engine.pools.map((pool) => drawPool(pool)),
       el("footer", { class: "dim" }, `heard ${ago(engine.received_us, now)}`,
+        engine.hook_off ? el("span", { class: "bad" }, `\u00a0· ${engine.hook_off}`) : "",
         engine.missing ? el("span", { class: "bad" }, `\u00a0· ${engine.missing} batches missing`) : "",
         el("span", { class: "id", title: engine.software }, `\u00a0· ${engine.software || engine.host || engine.boot_id}`)))));
   if (!engines.length) $("engines").replaceChildren(el("p", { class: "empty" }, "no engine has reported yet: set KVLEDGER_URL and KVLEDGER_TOKEN at one"));
