@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ledger import limits
 from ledger.errors import Refusal, UsageError
-from ledger.fastwire import decode
+from ledger.fastwire import read
 from ledger.laws import breach
 from ledger.refusals import Reason
 from ledger.sample_laws import sample_breach
@@ -139,7 +139,7 @@ def book(db: Database, examined: Sequence[Examined], *, entry: int | None = None
 
 def _examine(db: Database, raw: bytes, received_us: int) -> Decoded | DecodedSamples | Refusal:
     """All that can be said about a batch without asking the database."""
-    decoded = decode(raw)
+    decoded = read(raw)
     if isinstance(decoded, Refusal):
         return decoded
     batch = decoded.batch

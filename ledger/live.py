@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from ledger import limits
@@ -29,6 +30,9 @@ _LATENCIES: Final = {
     "end_to_end_us": m.END_TO_END_TIME,
 }
 """The hooks' histograms (docs/hook.md) that are told apart by scenario and priority."""
+
+_tokens: Final = attrgetter(*TOKEN_COLUMNS)
+_preemptions: Final = attrgetter(*PREEMPTION_COLUMNS)
 
 
 @dataclass(slots=True)
@@ -138,12 +142,14 @@ class Live:
         if steps:
             metrics.add(m.ENGINE_STEPS, (engine,), steps)
             metrics.add(m.ENGINE_STEP_TIME, (engine,), step_us / 1e6)
-        for name in TOKEN_COLUMNS:
-            if tokens := sum(getattr(row.tokens, name) for row in batch.sessions):
-                metrics.add(m.ENGINE_TOKENS, (engine, name), tokens)
-        for name in PREEMPTION_COLUMNS:
-            if times := sum(getattr(row.preemptions, name) for row in batch.sessions):
-                metrics.add(m.ENGINE_PREEMPTIONS, (engine, name), times)
+        tokens = zip(*[_tokens(row.tokens) for row in batch.sessions], strict=True)
+        for name, column in zip(TOKEN_COLUMNS, tokens, strict=False):
+            if count := sum(column):
+                metrics.add(m.ENGINE_TOKENS, (engine, name), count)
+        preempted = zip(*[_preemptions(row.preemptions) for row in batch.sessions], strict=True)
+        for name, column in zip(PREEMPTION_COLUMNS, preempted, strict=False):
+            if count := sum(column):
+                metrics.add(m.ENGINE_PREEMPTIONS, (engine, name), count)
 
     def _show_histogram(self, engine: str, histogram: Histogram) -> None:
         labels: dict[str, str] = dict(histogram.labels)

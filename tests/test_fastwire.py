@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 
 import pytest
 from batches import Life, arbitrary, lawful
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from test_wire import GOLDEN, PREV, json_values, signed, told
 
 from ledger import fastwire, limits, wire
-from ledger.core.records import GroupPeriod, Origin, Outcome
+from ledger.core.records import Dimensions, GroupPeriod, Origin, Outcome
+from ledger.laws import breach
+from ledger.store.fact_rows import dimensions_in, rows_of
 
 EXAMPLE = wire.encode(told(), PREV)
+in_order = attrgetter(*Dimensions.__slots__)
 
 
 def example() -> dict:
@@ -156,3 +160,24 @@ def test_an_idle_pool_whose_group_held_nothing_is_read_the_same() -> None:
     batch = Life().period({}, opens=True)
     assert batch.pools[0].groups == (GroupPeriod(group=0, active_block_us=0),)
     assert fastwire._proven(wire.encode(batch)) == wire.decode(wire.encode(batch))
+
+
+@given(arbitrary)
+def test_what_only_reads_fields_finds_the_same_in_a_batch_that_was_not_made_into_records(batch) -> None:
+    raw = wire.encode(batch, PREV)
+    short, whole = fastwire.read(raw), wire.decode(raw)
+    assert isinstance(short, wire.Decoded)
+    assert isinstance(whole, wire.Decoded)
+    assert short == whole
+    compared = attrgetter("source", "boot", "hook")
+    assert compared(short.batch) == compared(whole.batch)
+    assert breach(short.batch) == breach(whole.batch)
+    assert stored(short.batch) == stored(whole.batch)
+
+
+def stored(batch) -> list[object]:
+    """The rows of a batch, its dimension sets by number, and these sets."""
+    sets = dimensions_in(batch)
+    numbers = {values: number for number, values in enumerate(sorted({in_order(one) for one in sets.values()}))}
+    ids = {identity: numbers[in_order(one)] for identity, one in sets.items()}
+    return [numbers, *rows_of(batch, 1, ids)]

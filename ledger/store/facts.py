@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import Connection, Table, select, text
 
@@ -38,6 +38,12 @@ _TOGETHER: Final = 32
 """Rows in one INSERT on SQLite: one statement is one step, and between two steps the driver hands the GIL over. At most
 36 columns: far below SQLite's 32 766 values."""
 
+Values = tuple[str, str, str, str, str, int]
+"""A dimension set in the order of its columns."""
+
+_COLUMNS: Final = "tenant, session, model, adapter, scenario, priority"
+_values: Final = attrgetter(*_COLUMNS.split(", "))
+
 _CHUNK: Final = 500
 """Dimension sets in one statement: six values each stay far below SQLite's 32 766 and keep plans short."""
 
@@ -50,14 +56,15 @@ class Learned:
     """
 
     rows: dict[tuple[Table, int], list[Row]] = field(default_factory=dict)
-    dimensions: dict[Dimensions, int] = field(default_factory=dict)
+    dimensions: dict[Values, int] = field(default_factory=dict)
+    """By their values, not the records: a tuple is hashed in a tenth of the time."""
     sources: dict[Source, int] = field(default_factory=dict)
     boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
     agents: dict[Agent, int] = field(default_factory=dict)
     agent_boots: dict[tuple[str, Boot], int] = field(default_factory=dict)
     gpus: dict[str, int] = field(default_factory=dict)
     identities: dict[int, int] = field(default_factory=dict)
-    """Ids by the identity of the objects of batches that live as long as this: hashing a set again takes long."""
+    """Ids by the identity of the objects of batches that live as long as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,71 +330,55 @@ def _source_id(db: Database, connection: Connection, source: Source, learned: Le
     return int(found)
 
 
-def dimension_ids(
-    db: Database, connection: Connection, wanted: set[Dimensions], learned: Learned | None = None
-) -> dict[Dimensions, int]:
+def dimension_ids(db: Database, connection: Connection, wanted: set[Dimensions]) -> dict[Dimensions, int]:
     """The id of each dimension set; those not seen before are interned in this transaction."""
-    known = db.known.get("dimensions", {})
-    ids = {dims: known[dims] for dims in wanted if dims in known}
-    missing = sorted(wanted - ids.keys())
-    for start in range(0, len(missing), _CHUNK):
-        chunk = missing[start : start + _CHUNK]
-        found = _look_up(connection, chunk)
-        new = [dims for dims in chunk if dims not in found]
-        if new:
-            _intern(connection, new)
-            found |= _look_up(connection, new)
-        ids |= found
-        if learned is not None:
-            learned.dimensions.update(found)
-    return ids
+    dims = list(wanted)
+    return dict(zip(dims, _numbers(db, connection, list(map(_values, dims)), {}), strict=True))
 
 
 def _ids_of(db: Database, connection: Connection, objects: dict[int, Dimensions], learned: Learned) -> dict[int, int]:
     """The id of each dimension set, by the identity of its object."""
-    known = db.known.get("dimensions", {})
-    ids, unknown = {}, []
-    for identity, dims in objects.items():
-        number = known.get(dims)
-        if number is None:
-            number = learned.dimensions.get(dims)
-        if number is None:
-            unknown.append(identity)
-        else:
-            ids[identity] = number
-    if unknown:
-        found = dimension_ids(db, connection, {objects[identity] for identity in unknown}, learned)
-        ids |= {identity: found[objects[identity]] for identity in unknown}
-    return ids
+    values = list(map(_values, objects.values()))
+    return dict(zip(objects, _numbers(db, connection, values, learned.dimensions), strict=True))
 
 
-_COLUMNS: Final = "tenant, session, model, adapter, scenario, priority"
-_values: Final = attrgetter(*_COLUMNS.split(", "))
+def _numbers(db: Database, connection: Connection, wanted: list[Values], learned: dict[Values, int]) -> list[int]:
+    """The id of each; ``learned``: those of this transaction, which gets the new ones."""
+    # One step each: another thread may empty the cache between any two.
+    numbers = list(map(db.known.get("dimensions", {}).get, wanted))
+    if None not in numbers:
+        return cast("list[int]", numbers)
+    unknown = {values for values, number in zip(wanted, numbers, strict=True) if number is None}
+    missing = sorted(unknown - learned.keys())
+    for start in range(0, len(missing), _CHUNK):
+        chunk = missing[start : start + _CHUNK]
+        found = _look_up(connection, chunk)
+        new = [values for values in chunk if values not in found]
+        if new:
+            _intern(connection, new)
+            found |= _look_up(connection, new)
+        learned |= found
+    return [learned[values] if number is None else number for values, number in zip(wanted, numbers, strict=True)]
 
 
-def _look_up(connection: Connection, chunk: Sequence[Dimensions]) -> dict[Dimensions, int]:
+def _look_up(connection: Connection, chunk: Sequence[Values]) -> dict[Values, int]:
     mark = "%s" if connection.dialect.name == "postgresql" else "?"
-    values = ", ".join([f"({', '.join([mark] * 6)})"] * len(chunk))
+    marks = ", ".join([f"({', '.join([mark] * 6)})"] * len(chunk))
     rows = connection.exec_driver_sql(
-        f"WITH wanted ({_COLUMNS}) AS (VALUES {values}) "  # noqa: S608
+        f"WITH wanted ({_COLUMNS}) AS (VALUES {marks}) "  # noqa: S608
         f"SELECT d.id, d.tenant, d.session, d.model, d.adapter, d.scenario, d.priority FROM wanted w "
         "JOIN dimensions d ON d.tenant = w.tenant AND d.session = w.session AND d.model = w.model "
         "AND d.adapter = w.adapter AND d.scenario = w.scenario AND d.priority = w.priority",
-        tuple(value for dims in chunk for value in _values(dims)),
+        tuple(chain.from_iterable(chunk)),
     )
-    return {
-        Dimensions(tenant=row[1], session=row[2], model=row[3], adapter=row[4], scenario=row[5], priority=row[6]): row[
-            0
-        ]
-        for row in rows
-    }
+    return {(row[1], row[2], row[3], row[4], row[5], row[6]): row[0] for row in rows}
 
 
-def _intern(connection: Connection, new: Sequence[Dimensions]) -> None:
+def _intern(connection: Connection, new: Sequence[Values]) -> None:
     """Insert sorted dimension sets; one that another writer inserts at the same time is waited for."""
     mark = "%s" if connection.dialect.name == "postgresql" else "?"
-    values = ", ".join([f"({', '.join([mark] * 6)})"] * len(new))
+    marks = ", ".join([f"({', '.join([mark] * 6)})"] * len(new))
     connection.exec_driver_sql(
-        f"INSERT INTO dimensions ({_COLUMNS}) VALUES {values} ON CONFLICT DO NOTHING",  # noqa: S608
-        tuple(value for dims in new for value in _values(dims)),
+        f"INSERT INTO dimensions ({_COLUMNS}) VALUES {marks} ON CONFLICT DO NOTHING",  # noqa: S608
+        tuple(chain.from_iterable(new)),
     )
