@@ -182,6 +182,12 @@ OUTBOX_QUEUE_ROWS_MAX = 400_000
 OUTBOX_HOLD_BYTES_MAX = 32 * 1024 * 1024
 """Encoded batches kept in memory while the disk takes none; beyond, the oldest is dropped, counted."""
 
+HOOK_FAULTS_MAX = 8
+"""Faults of its own after which a hook lets go of the engine: what it says is worth less with each."""
+
+CLOCK_STEP_US_MAX = 60_000_000
+"""How far an engine's wall may be from the system clock before it gets a new anchor; receivers bear five minutes."""
+
 OUTBOX_FAULTS_MAX = 8
 """Faults in a row while settling or encoding; then the outbox switches itself off, for it is a guest."""
 

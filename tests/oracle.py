@@ -171,7 +171,7 @@ class OraclePool:
 
     # The engine's events.
 
-    def acquire(self, t, name, group, *, hit=(), loaded=(), new=(), covered_tokens=None):
+    def acquire(self, t, name, group, *, hit=(), loaded=(), new=(), covered_tokens=None, skipped_tokens=0):
         oracle = self.oracle
         oracle.event(t)
         request = oracle.requests[name]
@@ -184,8 +184,10 @@ class OraclePool:
                 for b in hit
                 for _ in range(width)
             ] + ["transferred"] * (len(loaded) * width)
+            first = classes[0]
             if covered_tokens is not None:
                 classes = classes[:covered_tokens]
+            classes = [first] * skipped_tokens + classes
             for kind in classes[: max(request.prompt + request.output - request.frontier, 0)]:
                 oracle.cover(request, request.frontier, kind)
                 request.frontier += 1
@@ -196,6 +198,8 @@ class OraclePool:
         if not seat.order and size and leads and group:
             end = max(full * size, -(-request.frontier // size) * size) if full else request.frontier // size * size
             seat.base = end - full * size
+        if not seat.order and size and skipped_tokens:
+            seat.base = skipped_tokens
         for number in hit:
             block = self.blocks[number]
             if block.holders:

@@ -202,6 +202,8 @@ class Driver:
         more = {"hit": hit, "loaded": loaded, "new": new}
         if (hit or loaded) and rng.random() < 0.2:
             more["covered_tokens"] = rng.randrange(0, 40)
+        elif (hit or loaded) and begins and not group and (size := pool["oracle"].slots(0)) and rng.random() < 0.1:
+            more["skipped_tokens"] = rng.choice([1, 2, 5]) * size
         self.pool_both(pool, "acquire", name, group, **more)
         for n in [*hit, *loaded, *new]:
             pool["free"].discard(n)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ledger.core.holders import Table
 from ledger.core.records import Outcome
+from ledger.core.sharing import Cell
 from ledger.hook.requests import OTHERS, OWN, TRANSFERRED, Request, cover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ledger.core.holders import Table
-    from ledger.core.sharing import Cell
     from ledger.hook.boot import BootAccount, PoolAccount
 
 
@@ -40,6 +40,18 @@ class PoolMeter:
         active = accounts.active
         return active, accounts.cached, accounts.blocks - active - accounts.cached
 
+    def block_size(self, group: int) -> int:
+        """Slots of a block of ``group``."""
+        return self._pool.accounts.groups[group].block_size
+
+    def is_held(self, block: int) -> bool:
+        """Whether some request has the block."""
+        return isinstance(self._pool.accounts.owner[block], Table | Cell)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether several requests have the block."""
+        return isinstance(self._pool.accounts.owner[block], Cell)
+
     def acquire(
         self,
         t_us: int,
@@ -50,8 +62,12 @@ class PoolMeter:
         loaded: Sequence[int] = (),
         new: Sequence[int] = (),
         covered_tokens: int | None = None,
+        skipped_tokens: int = 0,
     ) -> None:
-        """``request`` takes blocks, in the order of its block table: first hits, then loaded, then new ones."""
+        """``request`` takes blocks, in the order of its block table: first hits, then loaded, then new ones.
+
+        ``skipped_tokens`` is for a window's first hit on group 0: what it covers before the first block that is named.
+        """
         boot = self._boot
         try:
             if t_us != boot.now:
@@ -65,7 +81,15 @@ class PoolMeter:
                 return
             holder: Request = table.holder  # type: ignore[assignment]  # the meter's holders are requests
             if hit or loaded:
-                self._take_content(t_us, holder, table, hit=hit, loaded=loaded, covered_tokens=covered_tokens)
+                self._take_content(
+                    t_us,
+                    holder,
+                    table,
+                    hit=hit,
+                    loaded=loaded,
+                    covered_tokens=covered_tokens,
+                    skipped_tokens=skipped_tokens,
+                )
             elif group and not table.order:
                 self._align(holder, table, 0)
             if new:
@@ -123,24 +147,25 @@ class PoolMeter:
         hit: Sequence[int],
         loaded: Sequence[int],
         covered_tokens: int | None,
+        skipped_tokens: int,
     ) -> None:
-        steps = self._boot.steps
         accounts = self._pool.accounts
         cells, known = accounts.whole_leaves(hit)
         owners = () if known == len(hit) else accounts.owners(hit)
         if loaded:
             accounts.owners(loaded)
         if holder.steady:
-            steps.rouse(t, holder)
+            self._boot.steps.rouse(t, holder)
+        if skipped_tokens and not table.group and not table.order:
+            table.base = table.tail = skipped_tokens
         if self._pool.leads and not table.group and holder.ended_t is None:
-            size = table.size or 1
-            runs = self._classes(holder, hit, () if owners else cells, size)
-            runs.append((TRANSFERRED, len(loaded) * size))
-            tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
-            cover(holder, steps.counts(holder), tokens, runs)
-            for other in holder.tables:
-                if other.order:
-                    other.pool.moved(t, other)
+            runs = self._classes(holder, hit, () if owners else cells, table.size or 1)
+            runs.append((TRANSFERRED, len(loaded) * (table.size or 1)))
+            tokens = (len(hit) + len(loaded)) * (table.size or 1) if covered_tokens is None else max(covered_tokens, 0)
+            if table.base and not table.order:
+                runs.insert(0, (runs[0][0], table.base))
+                tokens += table.base
+            self._cover(t, holder, tokens, runs)
         if table.group and not table.order:
             self._align(holder, table, len(hit) + len(loaded))
         if owners:
@@ -149,6 +174,12 @@ class PoolMeter:
             accounts.take_leaves(t, table, hit, cells)
         if loaded:
             accounts.take_full(t, table, loaded)
+
+    def _cover(self, t: int, holder: Request, tokens: int, runs: list[tuple[int, int]]) -> None:
+        cover(holder, self._boot.steps.counts(holder), tokens, runs)
+        for other in holder.tables:
+            if other.order:
+                other.pool.moved(t, other)
 
     def _classes(self, holder: Request, hit: Sequence[int], cells: Sequence[Cell], size: int) -> list[tuple[int, int]]:
         """Whose work is hit, in runs of positions; ``cells``: the leaves that ``hit`` consists of, if it does."""

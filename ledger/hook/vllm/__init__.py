@@ -1,45 +1,69 @@
-"""The hook inside vLLM: a general plugin, called at the start of each of its processes.
+"""The hook for vLLM: it attaches itself, in every process of the engine, through vLLM's plugin entry points.
 
-Invariants: :func:`register` never raises and changes nothing where the hook is switched off (``KVLEDGER_ENABLED=0``)
-or vLLM is of a version that was not tested (:data:`SUPPORTED`); called again it does nothing more. Importing this
-loads neither vLLM nor anything else.
+Invariants: a guest. Nothing here raises into the engine, blocks it or changes what it answers; what goes wrong is
+counted, told once, and after a few times the hook lets go (:mod:`ledger.hook.vllm.guard`). vLLM says that its scheduler
+is no public interface, so the hook attaches to the versions that it was tested with, and to no other.
+
+Importing this loads neither vLLM nor anything outside the standard library. What is attached where: docs/vllm.md.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from importlib import import_module
 from typing import Final
 
-log: Final = logging.getLogger("kvledger.vllm")
+log: Final = logging.getLogger("kvledger.hook")
 
 SUPPORTED: Final = ("0.32",)
-"""The versions, as MAJOR.MINOR, that the suite runs against. vLLM says that what we hold on to is not public."""
+"""vLLM's release series that the hook was tested with; it attaches to no other."""
 
-_state = {"registered": False}
+_PARTS: Final = ("scheduler",)
+"""Modules with an ``attach()``, each for the processes that it finds itself in."""
+
+started_mono_ns = time.monotonic_ns()
+"""When this process began to be an engine's, as near as a plugin can tell."""
+
+_registered = False
 
 
 def register() -> None:
-    """Attach to this process of vLLM, whichever it is. Never raises."""
-    if _state["registered"]:
+    """Attach what belongs into this process: vLLM's ``vllm.general_plugins`` entry point. Never raises."""
+    global _registered, started_mono_ns  # noqa: PLW0603 - once for a process, whoever calls
+    if _registered:
         return
-    _state["registered"] = True
+    _registered = True
+    started_mono_ns = time.monotonic_ns()
     try:
-        _attach()
+        _attach_all()
     except Exception:
-        log.exception("kvledger could not attach itself to vLLM; the engine runs on without it")
+        log.exception("kvledger: the hook could not attach; the engine goes on without it")
 
 
-def _attach() -> None:
-    import vllm  # noqa: PLC0415 - importing the hook does not load vLLM
+def _attach_all() -> None:
+    from ledger.hook import settings  # noqa: PLC0415 - an engine that does not want the hook does not load it
 
-    from ledger.hook import settings  # noqa: PLC0415
-
-    if not settings.load_or_off().enabled:
+    found = settings.load_or_off()
+    if not found.enabled:
         return
-    found = str(vllm.__version__)
-    if ".".join(found.split(".")[:2]) not in SUPPORTED:
+    from vllm.version import __version__ as version  # noqa: PLC0415 - importing the hook does not load vLLM
+
+    if not is_supported(version):
         log.warning(
-            "kvledger does not attach itself: this is vLLM %s, and it was tested with %s only; see docs/vllm.md",
-            found,
-            ", ".join(f"{version}.x" for version in SUPPORTED),
+            "kvledger: vLLM %s is not among the versions that the hook was tested with (%s); it does not attach, "
+            "and the engine is untouched",
+            version,
+            ", ".join(f"{series}.*" for series in SUPPORTED),
         )
+        return
+    for part in _PARTS:
+        try:
+            import_module(f"{__name__}.{part}").attach()
+        except Exception:
+            log.exception("kvledger: %s could not attach; the engine goes on without it", part)
+
+
+def is_supported(version: str) -> bool:
+    """Whether ``version`` is of a series that the hook was tested with."""
+    return any(version == series or version.startswith((f"{series}.", f"{series}+")) for series in SUPPORTED)

@@ -1,0 +1,336 @@
+"""What vLLM's scheduler does, told to the meter: requests, blocks, steps, ends.
+
+Invariants: within one call of ``schedule`` or ``update_from_output`` no time passes (a step lasts from the entry into
+the one to the return of the other); blocks that are taken are told before the step that fills them, whoever hits them
+after whoever computed them, and a step's end before the end of the requests that it finished.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ledger.core.records import HOOK_OFF, Dimensions, Outcome, PreemptionReason
+from ledger.hook.vllm.callers import caller_of
+from ledger.hook.vllm.guard import Guarded, guarded
+from ledger.hook.vllm.pool import BlockWatch, Hits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ledger.hook.meter import Meter
+    from ledger.hook.pool import PoolMeter
+    from ledger.outbox.drain import Outbox
+
+_OUTCOMES: Final = {
+    "FINISHED_STOPPED": (Outcome.FINISHED, "stop"),
+    "FINISHED_LENGTH_CAPPED": (Outcome.FINISHED, "length"),
+    "FINISHED_REPETITION": (Outcome.FINISHED, "repetition"),
+    "FINISHED_ABORTED": (Outcome.ABORTED, "abort"),
+    "FINISHED_IGNORED": (Outcome.REFUSED, "length"),
+    "FINISHED_ERROR": (Outcome.FAILED, "error"),
+}
+"""vLLM's ``RequestStatus`` by name: the numbers move between versions."""
+
+
+class Recorder(Guarded):
+    """One engine's events, on the engine's thread. ``order`` maps vLLM's groups to the meter's."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        meter: Meter,
+        pool: PoolMeter,
+        *,
+        order: Sequence[int],
+        model: str,
+        handover_key: bytes,
+        outbox: Outbox | None = None,
+        now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        super().__init__()
+        self.meter = meter
+        self.pool = pool
+        self.watch = BlockWatch(scheduler.kv_cache_manager, self)
+        self._scheduler = scheduler
+        self._order = tuple(order)
+        """The meter's number of each of vLLM's groups."""
+        self._single = len(self._order) == 1
+        self._model = model
+        self._key = handover_key
+        self._outbox = outbox
+        self._now_us = now_us
+        self._wall_us = wall_us
+        self._at_us: int | None = None
+        """The present instant, within ``schedule``."""
+        self._late: list[Callable[[int], None]] | None = None
+        """What is told after the end of the step, within ``update_from_output``."""
+        self._stale: dict[str, Any] = {}
+        """Preempted requests whose output in flight vLLM drops."""
+        self._pinned: dict[int, str] = {}
+        """Blocks that their last holder let go and the engine (a KV connector) still refers to: who stays charged."""
+        self._pins = scheduler.connector is not None
+
+    def _t(self) -> int:
+        return self._now_us() if self._at_us is None else self._at_us
+
+    def fault(self, where: str) -> None:
+        """Counted for the books, too: reason ``hook_error``."""
+        self.meter.faults["hook_error"] += 1
+        super().fault(where)
+
+    def let_go(self) -> None:
+        """Take the wrappers away and close the books: from here on the engine is vacant, not unobserved."""
+        self.watch.unwatch()
+        with self.meter.lock:
+            self.meter.close(
+                self._now_us(), HOOK_OFF, because=f"faults of its own in {', '.join(sorted(self.faults))}; see its log"
+            )
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    @guarded
+    def received(self, request: Any) -> None:
+        """``Scheduler.add_request``."""
+        caller = caller_of(request, self._key)
+        dims = Dimensions(
+            tenant=caller.tenant,
+            session=caller.session,
+            model=self._model,
+            adapter=request.lora_request.lora_name if request.lora_request else "",
+            scenario=caller.scenario,
+            priority=caller.priority or request.priority,
+        )
+        t = self._t()
+        waited_us = max(0, self._wall_us() - int(request.arrival_time * 1e6))
+        with self.meter.lock:
+            self.meter.request(
+                t,
+                request.request_id,
+                dims,
+                prompt_tokens=request.num_prompt_tokens,
+                parent=parent_of(request.request_id),
+                arrived_us=max(0, t - waited_us),
+            )
+
+    @guarded
+    def preempted(self, request: Any, *, drops_output: bool, resetting: bool) -> None:
+        """``Scheduler._preempt_request``, before it."""
+        reason = PreemptionReason.KV_FULL
+        if resetting:
+            reason = PreemptionReason.RESET
+        elif any(other.priority < request.priority for other in self._scheduler.running):
+            # vLLM chose it over an earlier or later one because it counts for less.
+            reason = PreemptionReason.PRIORITY
+        if drops_output and request.num_in_flight_tokens:
+            self._stale[request.request_id] = request
+        with self.meter.lock:
+            self._catch_up(request.request_id)
+            self.meter.preempt(self._t(), request.request_id, reason)
+
+    @guarded
+    def ended(self, request: Any) -> None:
+        """``Scheduler._free_request``, before it: the status says how it ended."""
+        name = request.request_id
+        outcome, reason = _OUTCOMES[request.status.name]
+        self._stale.pop(name, None)
+        self._say(lambda t: self.meter.finish(t, name, outcome, reason))
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    @guarded
+    def scheduling(self) -> None:
+        """``Scheduler.schedule`` begins."""
+        self._at_us = self._now_us()
+
+    @guarded
+    def scheduled(self, output: Any) -> None:
+        """``Scheduler.schedule`` returned: who took which blocks, and who computes how many tokens."""
+        t = self._t()
+        try:
+            with self.meter.lock:
+                self._taken(t, output)
+                self.meter.scheduled(t, output.num_scheduled_tokens, output.total_num_scheduled_tokens)
+        finally:
+            self._at_us = None
+            self.watch.admitted.clear()
+
+    @guarded
+    def updating(self) -> None:
+        """``Scheduler.update_from_output`` begins: what it ends is told after the step."""
+        self._late = []
+
+    @guarded
+    def updated(self, scheduled: Mapping[str, int], output: Any) -> None:
+        """``Scheduler.update_from_output`` returned; it has cut the tokens after a stop from ``output``."""
+        late, self._late = self._late, None
+        accepted = self._accepted(scheduled, output)
+        t = self._now_us()
+        with self.meter.lock:
+            self.meter.stepped(t, accepted)
+            for say in late or ():
+                say(t)
+
+    @guarded
+    def closed(self, reason: str) -> None:
+        """The engine shuts down, or its cache goes away for a while."""
+        with self.meter.lock:
+            self.meter.close(self._now_us(), reason)
+        if reason == "shutdown" and self._outbox is not None:
+            self._outbox.close()
+
+    def _accepted(self, scheduled: Mapping[str, int], output: Any) -> dict[str, int]:
+        """Requests that gave other than one token."""
+        sampled = output.sampled_token_ids
+        if not sampled:
+            # Nothing was sampled: a step without tokens, or a pooling model's.
+            return dict.fromkeys(scheduled, 0)
+        accepted = {
+            name: len(sampled[place]) for name, place in output.req_id_to_index.items() if len(sampled[place]) != 1
+        }
+        if self._stale:
+            for name, request in list(self._stale.items()):
+                if name in scheduled:
+                    accepted[name] = 0
+                if not request.num_stale_output_tokens:
+                    del self._stale[name]
+        return accepted
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def _taken(self, t: int, output: Any) -> None:
+        admitted = self.watch.admitted
+        first = [data.req_id for data in output.scheduled_new_reqs]
+        first += self._taken_while_running(t, output.scheduled_cached_reqs)
+        # A hit may be on what another one got in this very step, so those with hits come last, as they were admitted.
+        for name in first:
+            if name not in admitted:
+                for group, number in enumerate(self._order):
+                    if ids := self.watch.table(name, group):
+                        self.pool.acquire(t, name, number, new=ids)
+        for name, hits in admitted.items():
+            self._admit(t, name, hits)
+
+    def _taken_while_running(self, t: int, cached: Any) -> list[str]:
+        """Tell the blocks of requests that were running; those that go on after a preemption are returned."""
+        resumed: list[str] = []
+        names: list[str] = []
+        blocks: list[int] = []
+        for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new is None:
+                continue
+            if name in cached.resumed_req_ids:
+                resumed.append(name)
+            elif self._single and len(new[0]) == 1:
+                names.append(name)
+                blocks.append(new[0][0])
+            else:
+                for group, ids in enumerate(new):
+                    if ids:
+                        self.pool.acquire(t, name, self._order[group], new=ids)
+        if names:
+            self.pool.grow(t, 0, names, blocks)
+        return resumed
+
+    def _admit(self, t: int, name: str, hits: Hits) -> None:
+        """The first blocks of a request that found content: hits, what is loaded from outside, new ones."""
+        covered = hits.local_tokens + hits.loaded_tokens
+        # Group 0 of the meter first: it says how far the prompt is covered, and the others lie where that ends.
+        for group in sorted(range(len(self._order)), key=self._order.__getitem__):
+            number = self._order[group]
+            table = self.watch.table(name, group)
+            hit = _common(hits.blocks[group], table)
+            size = self.pool.block_size(number)
+            # A hit that ends within a block gets a copy of it to write on: to the meter, content from outside.
+            loaded = -(-covered // size) - hits.local_tokens // size
+            self.pool.acquire(
+                t,
+                name,
+                number,
+                hit=table[:hit],
+                loaded=table[hit : hit + loaded],
+                new=table[hit + loaded :],
+                covered_tokens=covered - hits.skipped[group] * size if not number else None,
+                skipped_tokens=hits.skipped[group] * size if not number and hit else 0,
+            )
+
+    def _catch_up(self, name: str) -> None:
+        """Within ``schedule``: tell what a request took in this step before it lets go of it in the same."""
+        if self._at_us is None:
+            return
+        for group, number in enumerate(self._order):
+            table = self.watch.table(name, group)
+            new = len(table)
+            while new and not self.pool.is_held(table[new - 1]):
+                new -= 1
+            if new < len(table):
+                self.pool.acquire(self._at_us, name, number, new=table[new:])
+
+    def releasing(self, request: str) -> None:
+        """See :class:`~ledger.hook.vllm.pool.Listener`."""
+        if not self.off and self._at_us is not None:
+            with self.meter.lock:
+                self._catch_up(request)
+
+    def released(self, request: str | None, blocks: list[int], cached: list[int], freed: list[int]) -> None:
+        """See :class:`~ledger.hook.vllm.pool.Listener`."""
+        if self.off:
+            return
+        if request is None:
+            self._unpin(cached, freed)
+            return
+        if self._pins and len(blocks) > len(cached) + len(freed):
+            gone = {*cached, *freed}
+            pinned = [block for block in blocks if block not in gone and not self.pool.is_shared(block)]
+            for block in pinned:
+                self._pinned[block] = request
+            if pinned:
+                blocks = [block for block in blocks if self._pinned.get(block) != request]
+        self._say(lambda t: self.pool.release(t, request, blocks, cached=cached, freed=freed))
+
+    def _unpin(self, cached: list[int], freed: list[int]) -> None:
+        """The engine's own last references: whoever held these blocks last is charged no more."""
+        for kept, gone in ((cached, False), (freed, True)):
+            for block in kept:
+                holder = self._pinned.pop(block, None)
+                if holder is None:
+                    continue
+                self._say(
+                    lambda t, holder=holder, block=block, gone=gone: self.pool.release(  # type: ignore[misc]
+                        t, holder, [block], cached=() if gone else (block,), freed=(block,) if gone else ()
+                    )
+                )
+
+    def dropped(self, blocks: list[int]) -> None:
+        """See :class:`~ledger.hook.vllm.pool.Listener`."""
+        if not self.off:
+            self._say(lambda t: self.pool.evict(t, blocks))
+
+    def _say(self, say: Callable[[int], None]) -> None:
+        """Tell it now, or after the end of the step that is just being worked up."""
+        if self._late is not None:
+            self._late.append(say)
+            return
+        with self.meter.lock:
+            say(self._t())
+
+
+def _common(found: list[int], table: list[int]) -> int:
+    """How many of the blocks that were found the table begins with.
+
+    The first ones may lie before the attention's window, and the last one may have been replaced by a copy to write to.
+    """
+    if not table or table[0] not in found:
+        return 0
+    start = found.index(table[0])
+    count = 0
+    while count < len(table) and start + count < len(found) and table[count] == found[start + count]:
+        count += 1
+    return count
+
+
+def parent_of(request: str) -> str | None:
+    """The request that ``request`` is a sample of: vLLM calls sample *i* of ``n > 1`` ``i_PARENT``."""
+    number, separator, parent = request.partition("_")
+    return parent if separator and parent and number.isascii() and number.isdigit() else None
