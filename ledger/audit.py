@@ -17,7 +17,7 @@ from ledger.core.settlement import Basis
 from ledger.intervals import Desk, group_of
 from ledger.reports.statement import as_value
 from ledger.settle import booked_statement, first_us
-from ledger.store import audit_reads, books, fact_audit, inputs, rollups, terms
+from ledger.store import audit_reads, books, fact_audit, inputs, rollups, scrapes, terms
 from ledger.store.rows import canonical
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def audit_snapshot(snapshot: Connection) -> Iterator[Breach]:
     yield from _say("receipt", audit_reads.receipt_breaches(snapshot))
     yield from _say("receipt", audit_reads.place_breaches(snapshot))
     yield from _say("row digest", audit_reads.config_breaches(snapshot))
+    yield from _say("row digest", scrapes.round_breaches(snapshot))
     yield from _say("journal", audit_reads.journal_breaches(snapshot))
     yield from _say("roll-up", audit_reads.orphans(snapshot))
     yield from _say("statement", audit_reads.statement_breaches(snapshot))

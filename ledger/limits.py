@@ -345,3 +345,15 @@ BAD_LINE_CHARS_MAX = 120
 
 SCRAPE_TIMEOUT_S = 5.0
 """For one scrape from connecting to the last byte: an engine whose event loop is busy answers in one or two."""
+
+SCRAPE_INTERVAL_S = 15.0
+"""Between two scrapes of one target: what people scrape engines at, and one reading for each period."""
+
+SCRAPE_BRIDGED_US = 46_000_000
+"""Scrapes further apart than three intervals leave a gap: two answers in a row may be missing."""
+
+SCRAPE_TARGETS_MAX = 1_000
+"""Targets of one ledger: 67 scrapes a second, what the threads below can do if most engines answer in 100 ms."""
+
+SCRAPE_STRETCHES_MAX = 64
+"""Stretches between scrapes that one target keeps for periods that nobody has asked for yet: a quarter of an hour."""

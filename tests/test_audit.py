@@ -11,6 +11,7 @@ import pytest
 from batches import ALICE, T0, Life
 from booking import HOUR, LATE, MINUTE, A, B, book, change_price, deliver, give_asset, open_ledger, request, stretch
 from sampled import lawful_samples
+from scraped import FULL
 from sqlalchemy import Column, Connection, Integer, Table, select, text
 from sqlalchemy.exc import IntegrityError
 
@@ -19,7 +20,7 @@ from ledger.audit import audit, audit_snapshot
 from ledger.core.records import PERIOD_US, Admission, Histogram, Holding, Origin, Outcome, PoolHolding, Shard
 from ledger.pricebook import Asset, Price
 from ledger.settle import close_month
-from ledger.store import findings, prices
+from ledger.store import findings, prices, scrapes
 from ledger.store.database import Database, connect
 from ledger.store.findings import Finding, Severity
 from ledger.store.migrate import declared
@@ -49,8 +50,9 @@ def small_books(db: Database) -> None:
         note_use(connection, {1: T0 + HOUR})
 
     db.write(configure)
-    life = Life()
+    life = Life(origin=Origin.LIVE)
     deliver(db, life, [life.announce()])
+    scrape(db)
     seen = (Shard(gpu_uuid="GPU-9", gpu_model="A100", share_ppm=900_000, pid=7, kv_bytes=2**35, weights_bytes=2**34),)
     first = {A: (400, 7), B: (30, 0), ALICE: (0, 5)}
     batches = list(stretch(life, T0 + MINUTE, first, opens=True, shards=seen))
@@ -70,11 +72,13 @@ def small_books(db: Database) -> None:
     batches[1] = replace(batches[1], requests=(ended,))
     deliver(db, life, batches)
     deliver(db, life, stretch(life, T0 + 2 * MINUTE, {B: (10, 3)}, quiet={ALICE: (0, 5), A: (0, 7)}, closes=True))
-    other = Life(boot_id="boot-2", start_us=T0 + MINUTE)
+    other = Life(boot_id="boot-2", start_us=T0 + MINUTE, origin=Origin.LIVE)
     late = other.period({A: (1, 0)}, opens=True, standing=True)
     assert ingest.accept(db, other.send(late), late.end_us).lost
-    assert ingest.accept(db, wire.encode(lawful_samples()), T0 + HOUR).samples is not None
-    stranger = Life(engine="engine-b", origin=Origin.LIVE)
+    sampled = lawful_samples()
+    sampled = replace(sampled, source=replace(sampled.source, origin=Origin.LIVE))
+    assert ingest.accept(db, wire.encode(sampled), T0 + HOUR).samples is not None
+    stranger = Life(engine="engine-b", origin=Origin.SIMULATED)
     assert ingest.accept(db, stranger.send(stranger.announce()), T0).status is ingest.Status.REFUSED
     book(db, T0 + 2 * HOUR)
     change_price(db, "gpu-0", 3_000_000_000, T0 + MINUTE)
@@ -86,6 +90,15 @@ def small_books(db: Database) -> None:
     close_month(db, "2026-11", now_us=LATE)
     change_price(db, "gpu-0", 3_100_000_000, T0 + 30_000_000)
     assert book(db, T0 + 2 * HOUR).revised
+
+
+def scrape(db: Database) -> None:
+    """An engine without a hook, and a period of it with every figure."""
+    url = "http://engine-s:8000/metrics"
+    db.write(lambda c: scrapes.add_target(c, engine="engine-s", url=url, kind="auto", now_us=T0))
+    by = db.write(lambda c: scrapes.start_collector(c, collector="one", host="h"))
+    record = replace(FULL, engine="engine-s", start_us=T0 + 1_000_000, end_us=T0 + PERIOD_US)
+    scrapes.write_round(db, collector=by, start_us=T0, targets=1, records=[(1, record)], now_us=T0 + MINUTE)
 
 
 @pytest.fixture(scope="module")

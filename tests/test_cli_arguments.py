@@ -70,6 +70,7 @@ def test_the_documented_commands_are_there() -> None:
         "quarantine list", "quarantine show", "quarantine retry",
         "serve", "engines", "tokens add", "tokens list", "tokens revoke", "sources list", "config show", "config check",
         "doctor", "ingest", "drill outage", "inspect",
+        "collect add", "collect list", "collect remove",
     }  # fmt: skip
 
 

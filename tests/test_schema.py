@@ -11,7 +11,7 @@ from sqlalchemy import text
 from ledger import wire
 from ledger.errors import StoreError
 from ledger.limits import DAY_US as DAY
-from ledger.store import fact_audit, fact_reads, facts, migrate, sample_tables, tables
+from ledger.store import fact_audit, fact_reads, facts, migrate, sample_tables, scrape_tables, tables
 from ledger.store.database import Database, connect
 
 
@@ -80,7 +80,7 @@ def test_large_tables_are_partitioned_by_day_on_postgresql(postgres_url: str) ->
             .all()
         )
     db.close()
-    assert found == {table.name for table in (*tables.PARTITIONED, *sample_tables.SAMPLES)}
+    assert found == {table.name for table in (*tables.PARTITIONED, *sample_tables.SAMPLES, *scrape_tables.SCRAPED)}
 
 
 def test_a_partition_that_is_there_already_is_left_alone(postgres_url: str) -> None:
@@ -95,7 +95,7 @@ def test_a_partition_that_is_there_already_is_left_alone(postgres_url: str) -> N
 
 def test_every_fact_table_refuses_updates(db: Database) -> None:
     facts.ensure_day(db, 0)
-    for table in (*tables.APPEND_ONLY, *sample_tables.APPEND_ONLY):
+    for table in (*tables.APPEND_ONLY, *sample_tables.APPEND_ONLY, *scrape_tables.APPEND_ONLY):
         values = ", ".join(_literal(column, db.dialect) for column in table.columns)
         first = table.columns[0].name
 

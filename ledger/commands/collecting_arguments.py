@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ledger.commands.service_arguments import name
+
 if TYPE_CHECKING:
     from ledger.commands.arguments import Commands
 
@@ -13,6 +15,35 @@ KINDS = ("auto", "vllm", "sglang", "triton_trtllm", "llamacpp", "dynamo", "dcgm"
 
 def add(commands: Commands) -> None:
     """Put the commands under the top one."""
+    collect = commands.group(
+        "collect",
+        "Engines without a hook, looked at from outside by `kvledger serve`.",
+        "kvledger collect add --engine chat-0 --url http://10.0.0.7:8000",
+        "kvledger collect list",
+    )
+    made = collect.add(
+        "add",
+        "collecting:target_add",
+        "Have an engine's /metrics read every 15 seconds from now on, in place of where it was read.",
+        "kvledger collect add --engine chat-0 --url http://10.0.0.7:8000 --kind auto",
+        more=(
+            "The address is asked once, to say what is there; it is kept whether it answers or not. Where it lies is\n"
+            "your choice, private addresses included; redirects are not followed. The running service takes it up\n"
+            "within a minute. Money follows the engine's assets (`kvledger assets assign`). An exporter of GPUs\n"
+            "(dcgm) is no engine: give it a name of its own."
+        ),
+    )
+    made.add_argument("--engine", metavar="NAME", type=name, required=True, help="as hooks and assets name it")
+    made.add_argument("--url", metavar="URL", required=True, help="http://HOST:PORT; /metrics unless it has a path")
+    made.add_argument("--kind", choices=KINDS, default="auto", help="default: auto, by the names in the text")
+    made = collect.add(
+        "list", "collecting:target_list", "What is scraped, and when it last answered.", "kvledger collect list"
+    )
+    made.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")
+    made = collect.add(
+        "remove", "collecting:target_remove", "Stop reading an engine's /metrics.", "kvledger collect remove chat-0"
+    )
+    made.add_argument("engine", metavar="ENGINE", type=name)
     made = commands.add(
         "inspect",
         "inspecting:inspect",

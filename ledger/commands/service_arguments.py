@@ -24,7 +24,7 @@ def span(text: str) -> int:
     return int(number) * _UNITS[unit]
 
 
-def _name(text: str) -> str:
+def name(text: str) -> str:
     if not text.strip() or not text.isprintable() or len(text) > TEXT_CHARS_MAX:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no name; write 1 to {TEXT_CHARS_MAX} printable characters")
     return text
@@ -78,7 +78,7 @@ def add(commands: Commands) -> None:
         ledger=False,
     )
     made.add_argument("--engines", metavar="N", type=int, default=2, choices=range(1, 17), help="default: 2")
-    made.add_argument("--name", metavar="NAME", type=_name, default="engine", help="goes before their numbers")
+    made.add_argument("--name", metavar="NAME", type=name, default="engine", help="goes before their numbers")
     made.add_argument("--seed", metavar="N", type=int, default=1, help="of the workload; default: 1")
     made.add_argument("--spool", metavar="DIR", help="where batches wait that cannot be sent; default: in memory")
 
@@ -110,8 +110,8 @@ def add(commands: Commands) -> None:
         more="To rotate one: add a new token, move clients to it, let the old one end (`tokens revoke ID --in 1h`).",
     )
     made.add_argument("--scope", choices=("ingest", "read", "admin"), default="read", help="default: read")
-    made.add_argument("--tenant", metavar="T", type=_name, help="with read: this tenant's figures alone")
-    made.add_argument("--name", metavar="TEXT", type=_name, help="for people")
+    made.add_argument("--tenant", metavar="T", type=name, help="with read: this tenant's figures alone")
+    made.add_argument("--name", metavar="TEXT", type=name, help="for people")
     made.add_argument("--for", dest="lasts", metavar="TIME", type=span, help="as 90d; default: without an end")
     made = tokens.add("list", "access:token_list", "Every token, without its secret.", "kvledger tokens list")
     made.add_argument("--format", choices=("table", "json", "csv"), default="table", help="default: table")

@@ -2,8 +2,8 @@
 
 Three kinds, kept apart:
 
-* *configuration* (settings, tenants, assets, prices, assignments): append-only, a correction is a new row
-  that supersedes, every row carries a digest of itself;
+* *configuration* (settings, tenants, assets, prices, assignments, scrape targets): append-only, a correction is a
+  new row that supersedes, every row carries a digest of itself;
 * *the journal* (transactions, postings) and *statements*: append-only for ever, by triggers on both
   databases, with digests; postings of a transaction sum to zero;
 * *derived* (basis_lines, session_costs, memo_lines, segments, usage_hours, pool_hours): can be made again
@@ -113,6 +113,9 @@ assignments = _config(
     Column("valid_to_us", Int),
     Column("supersedes", Int),
 )
+
+scrape_targets = _config("scrape_targets", text("engine"), text("url"), text("kind"), integer("active"))
+"""Where an engine is looked at from outside; the newest row of an engine counts, ``active`` 0 ends it."""
 
 # --- the journal ----------------------------------------------------------------------------------------
 
@@ -277,7 +280,7 @@ findings = Table(
 )
 """What somebody should look at; each is written once."""
 
-CONFIGURATION: Final = (settings, tenants, assets, prices, assignments)
+CONFIGURATION: Final = (settings, tenants, assets, prices, assignments, scrape_targets)
 JOURNAL: Final = (transactions, postings, statements)
 MONEY_ROWS: Final = (basis_lines, session_costs, memo_lines)
 """Derived rows that are kept by booked month."""

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Table, select, text
 
 from ledger import limits
 from ledger.core.records import Batch, Boot, Dimensions, Source
-from ledger.store import sample_tables, tables
+from ledger.store import sample_tables, scrape_tables, tables
 from ledger.store.database import Database, lock
 from ledger.store.fact_rows import Row, day_of, dimensions_in, hook_text, rows_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ledger.core.samples import Agent
 
-_PARTITIONED: Final = (*tables.PARTITIONED, *sample_tables.SAMPLES)
+_PARTITIONED: Final = (*tables.PARTITIONED, *sample_tables.SAMPLES, *scrape_tables.SCRAPED)
 _ORDER: Final = {table: place for place, table in enumerate(_PARTITIONED)}
 
 _COPIED_FROM: Final = 40

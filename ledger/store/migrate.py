@@ -79,6 +79,7 @@ def declared() -> MetaData:
     """The metadata of every table that the store declares."""
     import ledger.store.book_tables  # noqa: PLC0415 - imported for its tables
     import ledger.store.sample_tables  # noqa: PLC0415
+    import ledger.store.scrape_tables  # noqa: PLC0415
     import ledger.store.tokens  # noqa: F401, PLC0415 - and this for its own
 
     return tables.metadata

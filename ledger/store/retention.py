@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import text
 
 from ledger import limits
-from ledger.store import sample_tables, tables
+from ledger.store import sample_tables, scrape_tables, tables
 from ledger.store.fact_rows import day_of
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 _KINDS: Final[tuple[tuple[Table, Sequence[Table]], ...]] = (
     (tables.batches, tables.PARTITIONED),
     (sample_tables.agent_batches, sample_tables.SAMPLES),
+    (scrape_tables.scrape_rounds, scrape_tables.SCRAPED),
 )
-"""Keys of batches and the tables of their rows: what engines sent, and what agents did."""
+"""Keys of batches and the tables of their rows: what engines sent, what agents did, and what was scraped."""
 
 
 def delete_old_facts(db: Database, now_us: int) -> int:
