@@ -145,6 +145,24 @@ PERIOD_SHARDS_MAX = 64
 PERIOD_LABELS_MAX = 64
 """Scenario and priority pairs in a period: they come from headers, and a header may say anything."""
 
+HOOK_FAULTS_MAX = 8
+"""Faults of its own after which a hook lets go of the engine: what it says is worth less with each."""
+
+RING_RECORDS = 4_096
+"""Steps of one rank that wait to be read, 160 KB; read once a second, so an engine would need 4 000 steps a second."""
+
+RING_SLICES_MAX = 64
+"""Slices of a rank's steps (1 024 of them) taken at a time, so that no rank keeps the others waiting."""
+
+RING_AGE_S_MAX = 3_600
+"""A file of step times that nobody has written to for an hour is left over: those in use are deleted already."""
+
+DEVICE_STEPS_APART = 16
+"""One in so many steps is timed on a GPU: two events for each collective, hundreds of them, are work for its host."""
+
+DEVICE_STEPS_PENDING_MAX = 8
+"""Timed steps whose events the GPU has not passed yet; beyond it no more are timed until it has."""
+
 GUARD_IDS = 64
 """Entries behind the owner list for block ids below nought: -1 and its like; a wilder id is beyond the list anyhow."""
 
@@ -181,9 +199,6 @@ OUTBOX_QUEUE_ROWS_MAX = 400_000
 
 OUTBOX_HOLD_BYTES_MAX = 32 * 1024 * 1024
 """Encoded batches kept in memory while the disk takes none; beyond, the oldest is dropped, counted."""
-
-HOOK_FAULTS_MAX = 8
-"""Faults of its own after which a hook lets go of the engine: what it says is worth less with each."""
 
 CLOCK_STEP_US_MAX = 60_000_000
 """How far an engine's wall may be from the system clock before it gets a new anchor; receivers bear five minutes."""

@@ -86,11 +86,11 @@ STEP_LATENCY = Metric(
     name="kvledger_engine_step_latency_seconds", kind=Kind.HISTOGRAM, labels=("engine", "phase", "shard", "method"),
     buckets=STEP_S, bound=ENGINES * 16,
     about="Time of an engine's steps by phase, from the histograms of its hook. `total`: a whole step, which never "
-    "overlaps the next. Of the engine: `schedule`, `update`, `wait` (the gap before a step with none in flight), "
-    "without shard. Of each rank: `execute`, of that `communication` (collectives and waiting for other ranks), and "
-    "`compute`, the rest. `method` says how: `wall`, `cuda_events`, `sampled`, `modelled`. What an engine cannot time "
-    "is absent. Here as in all histograms that come from hooks a value is placed by the middle of the hook's bucket, "
-    "which is within 3.2 % of it; sums are exact.",
+    "overlaps the next. Of the engine: `schedule`, `update`, `wait` (the gap between two steps while "
+    "requests were there to run), without shard. Of each rank: `execute`, of that `communication` (collectives and "
+    "waiting for other ranks), and `compute`, the rest. `method` says how: `wall`, `cuda_events`, `sampled`, "
+    "`modelled`. What an engine cannot time is absent. Here as in all histograms that come from hooks a value is "
+    "placed by the middle of the hook's bucket, which is within 3.2 % of it; sums are exact.",
 )  # fmt: skip
 STEP_REQUESTS_SCHEDULED = Metric(
     name="kvledger_engine_step_requests", kind=Kind.HISTOGRAM, labels=("engine",), buckets=STEP_REQUESTS,

@@ -58,6 +58,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
             "KVLEDGER_PSEUDONYMS": "all",
             "KVLEDGER_PSEUDONYM_KEY": "k" * 16,
             "KVLEDGER_HANDOVER_KEY": "h" * 16,
+            "KVLEDGER_PROFILE_EVERY": "1000",
         }
     )
     assert not found.enabled
@@ -69,6 +70,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
     assert found.trust.tenants_by_key == {hashlib.sha256(b"k").digest(): "acme corp"}
     assert (found.trust.pseudonyms, found.trust.pseudonym_key) == (Pseudonyms.ALL, b"k" * 16)
     assert found.handover_key == b"h" * 16
+    assert found.profile_every == 1000
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,9 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         ("PSEUDONYMS", "some", "no such choice"),
         ("PSEUDONYM_KEY", "short", "too short"),
         ("HANDOVER_KEY", "short", "too short"),
+        ("PROFILE_EVERY", "99", "no such number"),
+        ("PROFILE_EVERY", "2000000", "no such number"),
+        ("PROFILE_EVERY", "-1", "no such number"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named_with_its_limit_and_default(name: str, value: str, says: str) -> None:

@@ -63,6 +63,15 @@ def test_a_part_counts_in_the_period_in_which_it_is_told():
     assert [list(parts(batch)) for batch in engine.batches[-2:]] == [[], [("schedule", "", "wall")]]
 
 
+def test_a_part_that_is_told_late_does_not_turn_the_clock_back():
+    engine = Engine()
+    engine.meter.phases(2 * SECOND, {"schedule": 10})
+    engine.meter.phases(SECOND, {"schedule": 10})
+    engine.meter.close(2 * SECOND)
+    assert not engine.meter.faults
+    assert parts(engine.last)["schedule", "", "wall"].count == 2
+
+
 def test_shards_beyond_the_bound_go_together():
     engine = Engine()
     for rank in range(PERIOD_SHARDS_MAX + 5):

@@ -202,11 +202,13 @@ class Meter:
     def phases(self, t_us: int, durations_us: Mapping[str, int], *, shard: str = "", method: str = "wall") -> None:
         """How long the parts of one step took (docs/hook.md names them), of one rank where ``shard`` names it.
 
-        They count in the period of ``t_us``. The mapping is kept.
+        They count in the period of ``t_us``; a time before the last event is that event's, for parts are often told
+        late. The mapping is kept.
         """
         boot = self._boot
         try:
-            boot.event(t_us)
+            if t_us >= boot.now:
+                boot.event(t_us)
             if not boot.steps.log.phased(durations_us, shard, method):
                 boot.fault("phase_unclear")
         except Exception:

@@ -77,6 +77,8 @@ class HookSettings:
     host: str = ""
     trust: Trust = field(default_factory=Trust)
     handover_key: bytes = b""
+    profile_every: int = 0
+    """0: no step of a GPU is profiled."""
 
     def read_token(self) -> str:
         """The token at this moment: the file's, so that it can be rotated, or the variable's."""
@@ -136,6 +138,13 @@ def _scaled(units: Mapping[str, int], low: int, high: int) -> Callable[[str], in
         return value
 
     return parse
+
+
+def _every(text: str) -> int:
+    every = int(text) if re.fullmatch(r"[0-9]{1,7}", text) else -1
+    if every and not 100 <= every <= 1_000_000:
+        raise ValueError("it is no such number of steps")
+    return every
 
 
 def _name(text: str) -> str:
@@ -291,9 +300,16 @@ HANDOVER_KEY = Variable(
     about="What the middleware signs its hand-over to the engine with.",
     parse=_key,
 )
+PROFILE_EVERY = Variable(
+    name="KVLEDGER_PROFILE_EVERY",
+    default="0",
+    limit="0: never; or 100 to 1000000",
+    about="On a GPU, one step in so many is profiled for the share of communication; that step waits for the GPU.",
+    parse=_every,
+)
 DECLARED: Final[tuple[Variable[object], ...]] = (
     ENABLED, URL, TOKEN, TOKEN_FILE, CA_FILE, TIMEOUT, SPOOL, SPOOL_BYTES, SPOOL_AGE, SPOOL_FSYNC, ENGINE, CLUSTER,
-    NAMESPACE, POD, HOST, TRUSTED_PEERS, KEYS, PSEUDONYMS, PSEUDONYM_KEY, HANDOVER_KEY,
+    NAMESPACE, POD, HOST, TRUSTED_PEERS, KEYS, PSEUDONYMS, PSEUDONYM_KEY, HANDOVER_KEY, PROFILE_EVERY,
 )  # fmt: skip
 VARIABLES: Final = frozenset(variable.name for variable in DECLARED)
 
@@ -336,6 +352,7 @@ def load(environ: Mapping[str, str]) -> HookSettings:
             pseudonym_key=pseudonym_key,
         ),
         handover_key=_read(environ, HANDOVER_KEY),
+        profile_every=_read(environ, PROFILE_EVERY),
     )
 
 

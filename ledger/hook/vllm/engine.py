@@ -16,7 +16,8 @@ from ledger.hook.meter import Meter
 from ledger.hook.settings import load_or_off, outbox_of
 from ledger.hook.vllm.guard import log
 from ledger.hook.vllm.recorder import Recorder
-from ledger.limits import CLOCK_STEP_US_MAX
+from ledger.hook.vllm.timing import Ranks
+from ledger.limits import CLOCK_STEP_US_MAX, OUTBOX_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,7 @@ def _recorder_of(scheduler: Any) -> Recorder | None:
         model=_model(scheduler.vllm_config),
         handover_key=settings.handover_key,
         outbox=outbox,
+        ranks=_ranks(scheduler.vllm_config),
     )
     recorder.watch.watch()
     outbox.attach(meter, Heartbeat(recorder))
@@ -99,6 +101,8 @@ class Heartbeat:
     def __call__(self) -> None:
         """Once a second, on the drain thread."""
         meter = self._recorder.meter
+        if self._recorder.ranks is not None:
+            self._recorder.ranks.drain(meter, time.monotonic_ns() // 1000 - BEHIND_US, _rest)
         mono_us, wall_us = time.monotonic_ns() // 1000, time.time_ns() // 1000
         skew_us = meter.boot.anchor_us + mono_us - wall_us
         with meter.lock:
@@ -111,6 +115,15 @@ class Heartbeat:
         for reason in meter.faults.keys() - self._told:
             self._told.add(reason)
             log.warning("kvledger: the meter cannot make sense of an event: %s; see docs/hook.md", reason)
+
+
+def _rest() -> None:
+    time.sleep(OUTBOX_PAUSE_S)
+
+
+def _ranks(config: Any) -> Ranks:
+    parallel = config.parallel_config
+    return Ranks(config.instance_id, dp=parallel.data_parallel_index, ranks=parallel.world_size)
 
 
 def _meter(source: Source, boot: Boot, settings: HookSettings) -> tuple[Meter, Any]:

@@ -14,12 +14,14 @@ from ledger.core.records import HOOK_OFF, Dimensions, Outcome, PreemptionReason
 from ledger.hook.vllm.callers import caller_of
 from ledger.hook.vllm.guard import Guarded, guarded
 from ledger.hook.vllm.pool import BlockWatch, Hits
+from ledger.hook.vllm.timing import CoreTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ledger.hook.meter import Meter
     from ledger.hook.pool import PoolMeter
+    from ledger.hook.vllm.timing import Ranks
     from ledger.outbox.drain import Outbox
 
 _OUTCOMES: Final = {
@@ -46,6 +48,7 @@ class Recorder(Guarded):
         model: str,
         handover_key: bytes,
         outbox: Outbox | None = None,
+        ranks: Ranks | None = None,
         now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
@@ -60,6 +63,10 @@ class Recorder(Guarded):
         self._model = model
         self._key = handover_key
         self._outbox = outbox
+        self.ranks = ranks
+        self._look = ranks.look if ranks is not None else None
+        self._core = CoreTimes()
+        self._updating_us = 0
         self._now_us = now_us
         self._wall_us = wall_us
         self._at_us: int | None = None
@@ -148,6 +155,7 @@ class Recorder(Guarded):
     def scheduled(self, output: Any) -> None:
         """``Scheduler.schedule`` returned: who took which blocks, and who computes how many tokens."""
         t = self._t()
+        self._core.scheduled(t, self._now_us())
         try:
             with self.meter.lock:
                 self._taken(t, output)
@@ -160,21 +168,30 @@ class Recorder(Guarded):
     def updating(self) -> None:
         """``Scheduler.update_from_output`` begins: what it ends is told after the step."""
         self._late = []
+        self._updating_us = self._now_us()
 
     @guarded
     def updated(self, scheduled: Mapping[str, int], output: Any) -> None:
         """``Scheduler.update_from_output`` returned; it has cut the tokens after a stop from ``output``."""
         late, self._late = self._late, None
-        accepted = self._accepted(scheduled, output)
         t = self._now_us()
+        accepted = self._accepted(scheduled, output)
+        if self._look is not None:
+            # With the first step every rank of this machine has begun to write; its file may be gone with it.
+            look, self._look = self._look, None
+            look()
+        times = self._core.updated(self._updating_us, t, goes_on=self._scheduler.has_unfinished_requests())
         with self.meter.lock:
             self.meter.stepped(t, accepted)
+            self.meter.phases(t, times)
             for say in late or ():
                 say(t)
 
     @guarded
     def closed(self, reason: str) -> None:
         """The engine shuts down, or its cache goes away for a while."""
+        if self.ranks is not None:
+            self.ranks.drain(self.meter, self._now_us())
         with self.meter.lock:
             self.meter.close(self._now_us(), reason)
         if reason == "shutdown" and self._outbox is not None:

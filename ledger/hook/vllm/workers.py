@@ -1,0 +1,300 @@
+"""vLLM's worker processes: how long each rank executes, and how much of that it communicates.
+
+Invariants: the model's pass, the sampling and every collective run as before, once, with their own result and
+exceptions; nothing is measured while the model is being compiled or captured; where the platform's clock says nothing
+about its device, nothing is told. A collective within another one counts once, with the waiting for the other ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ledger.hook import settings
+from ledger.hook.vllm.device_times import on_device
+from ledger.hook.vllm.guard import Guarded, guarded
+from ledger.hook.vllm.ring import RingWriter, path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Tell = Callable[[int, int | None, str], None]
+    """Takes ``execute_us``, ``communication_us`` (None: not known) and the method."""
+
+log: Final = logging.getLogger("kvledger.hook")
+
+_MARK: Final = "_kvledger"
+_TIMES: Final = "_kvledger_times"
+
+COLLECTIVES: Final = (
+    # What the public three of these names come to, also from within a compiled model, and only between ranks.
+    "_all_reduce_out_place",
+    "_all_gather_out_place",
+    "_reduce_scatter_out_place",
+    "all_gatherv",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_object_list",
+    "broadcast_tensor_dict",
+    "combine",
+    "combine_into_output",
+    "dispatch",
+    "dispatch_router_logits",
+    "gather",
+    "irecv_tensor_dict",
+    "isend_object",
+    "isend_tensor_dict",
+    "recv",
+    "recv_object",
+    "recv_tensor_dict",
+    "reduce_scatterv",
+    "reduce_scatterv_into_output",
+    "send",
+    "send_object",
+    "send_tensor_dict",
+)
+"""Methods of vLLM's ``GroupCoordinator`` that have to do with other ranks."""
+
+
+class Times(Protocol):
+    """The clock of one rank: its steps, and the collectives in them. Nothing raises."""
+
+    off: bool
+
+    def began(self) -> None:
+        """A step begins."""
+
+    def returned(self, *, done: bool) -> None:
+        """The rank has returned to whoever called it; ``done``: the step is at its end, and no sampling is to come."""
+
+    def resumed(self) -> None:
+        """The sampling of the step begins."""
+
+    def failed(self) -> None:
+        """The step raised: it has no times."""
+
+    def entered(self) -> None:
+        """A collective begins."""
+
+    def left(self) -> None:
+        """It has ended, in whatever way."""
+
+
+class WallTimes(Guarded):
+    """By the clock on the wall: right where the device is the CPU, and its calls come back when they are done."""
+
+    def __init__(self, tell: Tell, *, sees_all: bool, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        """``sees_all``: no collective hides in a compiled model."""
+        super().__init__()
+        self._tell = tell
+        self._sees_all = sees_all
+        self._now_ns = now_ns
+        self._thread = 0
+        self._open = False
+        """Whether a step has begun whose times are not told."""
+        self._from_ns = self._execute_ns = 0
+        self._depth = self._inside_from_ns = self._inside_ns = 0
+
+    @guarded
+    def began(self) -> None:
+        """See :class:`Times`."""
+        if self._open:
+            # vLLM asked for no sampling.
+            self._end()
+        self._open = True
+        self._thread = threading.get_ident()
+        self._execute_ns = self._inside_ns = self._depth = 0
+        self._from_ns = self._now_ns()
+
+    @guarded
+    def returned(self, *, done: bool) -> None:
+        """See :class:`Times`."""
+        if self._open:
+            self._execute_ns += self._now_ns() - self._from_ns
+            if done:
+                self._end()
+
+    @guarded
+    def resumed(self) -> None:
+        """See :class:`Times`."""
+        self._depth = 0
+        self._from_ns = self._now_ns()
+
+    @guarded
+    def failed(self) -> None:
+        """See :class:`Times`."""
+        self._open = False
+
+    @guarded
+    def entered(self) -> None:
+        """See :class:`Times`."""
+        if self._open and threading.get_ident() == self._thread:
+            self._depth += 1
+            if self._depth == 1:
+                self._inside_from_ns = self._now_ns()
+
+    @guarded
+    def left(self) -> None:
+        """See :class:`Times`."""
+        if self._open and threading.get_ident() == self._thread and self._depth:
+            self._depth -= 1
+            if not self._depth:
+                self._inside_ns += self._now_ns() - self._inside_from_ns
+
+    def _end(self) -> None:
+        self._open = False
+        self._tell(self._execute_ns // 1000, self._inside_ns // 1000 if self._sees_all else None, "wall")
+
+
+class Process:
+    """What this process is timing at the moment: the collectives' wrappers look here."""
+
+    def __init__(self) -> None:
+        self.times: Times | None = None
+
+
+process: Final = Process()
+
+
+def attach() -> None:
+    """Wrap what executes steps and what talks to other ranks, in the classes of this process. Again: nothing more."""
+    from vllm.distributed.parallel_state import GroupCoordinator  # noqa: PLC0415 - the engine's own
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
+
+    if getattr(WorkerWrapperBase.execute_model, _MARK, False):
+        return
+    WorkerWrapperBase.execute_model = executing(WorkerWrapperBase.execute_model)
+    WorkerWrapperBase.sample_tokens = sampling(getattr(WorkerWrapperBase, "sample_tokens", _sample_tokens))
+    for name in COLLECTIVES:
+        if (method := getattr(GroupCoordinator, name, None)) is not None:
+            setattr(GroupCoordinator, name, communicating(method, _is_compiling()))
+
+
+def _attach_to_arrivals() -> None:
+    """Wrap the waiting for what the rank before sends; the module is one that a worker has, and others do without."""
+    arrivals = getattr(sys.modules.get("vllm.v1.worker.gpu_worker"), "AsyncIntermediateTensors", None)
+    if arrivals is not None and not hasattr(arrivals.wait_for_comm, _MARK):
+        arrivals.wait_for_comm = communicating(arrivals.wait_for_comm, _is_compiling())
+
+
+def _is_compiling() -> Callable[[], bool]:
+    from torch.compiler import is_compiling  # noqa: PLC0415 - the engine's own
+
+    found: Callable[[], bool] = is_compiling
+    return found
+
+
+def _sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What vLLM's wrapper does by ``__getattr__``: it asks its worker."""
+    return self.worker.sample_tokens(*args, **kwargs)
+
+
+def executing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``WorkerWrapperBase.execute_model``, timed."""
+
+    @functools.wraps(method)
+    def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        times = times_of(self)
+        if times is None:
+            return method(self, *args, **kwargs)
+        times.began()
+        process.times = times
+        try:
+            output = method(self, *args, **kwargs)
+        except BaseException:
+            times.failed()
+            raise
+        finally:
+            process.times = None
+        times.returned(done=output is not None)
+        return output
+
+    setattr(execute_model, _MARK, True)
+    return execute_model
+
+
+def sampling(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``sample_tokens`` of the same, which ends the step."""
+
+    @functools.wraps(method)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        times = self.__dict__.get(_TIMES)
+        if times is None or times.off:
+            return method(self, *args, **kwargs)
+        times.resumed()
+        process.times = times
+        try:
+            output = method(self, *args, **kwargs)
+        except BaseException:
+            times.failed()
+            raise
+        finally:
+            process.times = None
+        times.returned(done=True)
+        return output
+
+    return sample_tokens
+
+
+def communicating(method: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
+    """A collective, timed where a step is and the group has more than one rank."""
+
+    @functools.wraps(method)
+    def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # First: a compiler that reads this takes it for true, and sees nothing but the method.
+        if is_compiling() or (times := process.times) is None or getattr(self, "world_size", 2) == 1:
+            return method(self, *args, **kwargs)
+        times.entered()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            times.left()
+
+    setattr(collective, _MARK, True)
+    return collective
+
+
+def times_of(wrapper: Any) -> Times | None:
+    """The clock of a worker, made with its first step; None where there is none, or it has let go. Never raises."""
+    try:
+        found: Times | None = wrapper.__dict__[_TIMES]
+    except KeyError:
+        found = None
+        try:
+            found = _times(wrapper)
+        except Exception:
+            log.exception("kvledger: a worker's steps cannot be timed; it goes on without")
+        wrapper.__dict__[_TIMES] = found
+    return None if found is None or found.off else found
+
+
+def _times(wrapper: Any) -> Times | None:
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: PLC0415 - the engine's own
+    from vllm.platforms import current_platform  # noqa: PLC0415
+
+    config = wrapper.vllm_config
+    parallel = config.parallel_config
+    if not (current_platform.is_cpu() or current_platform.is_cuda_alike()):
+        log.warning("kvledger: there is no clock for the device of this platform; steps are timed as a whole")
+        return None
+    ring = RingWriter(
+        path_of(config.instance_id, parallel.data_parallel_index, wrapper.global_rank),
+        dp=parallel.data_parallel_index,
+        pp=get_pp_group().rank_in_group,
+        tp=get_tp_group().rank_in_group,
+    )
+    atexit.register(ring.close)
+    _attach_to_arrivals()
+    compilation = config.compilation_config
+    if current_platform.is_cpu():
+        # The CPU's collectives are compiled along with the model; a GPU's are called by it, unless a graph has them.
+        return WallTimes(ring.write, sees_all=compilation.mode.name == "NONE")
+    every = settings.load(os.environ).profile_every
+    return on_device(ring.write, sees_all=compilation.cudagraph_mode.name == "NONE", profile_every=every)
