@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        _say("interrupted; what was written is whole, run it again to go on")
+        _say("interrupted before anything was done")
         return INTERRUPTED
     except UsageError as error:
         _say(str(error))
@@ -73,7 +73,12 @@ def _run(argv: Sequence[str]) -> int:
         args = arguments.parser().parse_args(argv)
     except SystemExit as done:  # --help and --version have printed what they have to say
         return int(done.code or 0)
-    return _command(args.handler, args.command)(args)
+    run = _command(args.handler, args.command)
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        _say(f"interrupted; {args.interrupted}")
+        return INTERRUPTED
 
 
 def _command(handler: str, command: str) -> Callable[[Namespace], int]:

@@ -25,7 +25,7 @@ from ledger.producer import Prepared, Sent, Told, producing
 from ledger.settle import Settled, settle
 from ledger.store import prices as registers
 from ledger.store import receipt
-from ledger.store.terms import LedgerTerms, ensure_terms
+from ledger.store.terms import LedgerTerms, ensure_terms, find_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +67,8 @@ def run(
     same replay once the cause is gone.
     """
     _check_origin(database)
+    # Before the first fact, so that whatever comes of this can be asked about.
+    database.write(lambda connection: _open(connection, settings, start_us=prepared.plan.start_us))
     began = time.monotonic()
     summary, counts = _deliver(prepared, database, events, progress or (lambda _ended, _at: None))
     replayed = time.monotonic()
@@ -127,17 +129,27 @@ def _check_origin(database: Database) -> None:
             raise UsageError("this ledger is live, and a replay is simulated; name another one with --database")
 
 
-def _register(
-    connection: Connection, engines: Iterable[str], settings: Settings, *, start_us: int, end_us: int, price_nanos: int
-) -> LedgerTerms:
-    """One GPU for each engine, paid from the start to the end of its last period."""
-    terms = ensure_terms(
+def _open(connection: Connection, settings: Settings, *, start_us: int) -> None:
+    """Currency, zone and terms of a new ledger; another one keeps its own until it is settled."""
+    if find_terms(connection) is None:
+        _ensure(connection, settings, now_us=start_us)
+
+
+def _ensure(connection: Connection, settings: Settings, *, now_us: int) -> LedgerTerms:
+    return ensure_terms(
         connection,
         currency=settings.currency,
         zone_name=settings.billing_timezone,
         terms=settings.terms(),
-        now_us=end_us,
+        now_us=now_us,
     )
+
+
+def _register(
+    connection: Connection, engines: Iterable[str], settings: Settings, *, start_us: int, end_us: int, price_nanos: int
+) -> LedgerTerms:
+    """One GPU for each engine, paid from the start to the end of its last period."""
+    terms = _ensure(connection, settings, now_us=end_us)
     for engine in engines:
         gpu = f"sim-{engine}"
         asset = Asset(asset_id=gpu, uuid=gpu, model="simulated", valid_from_us=start_us, valid_to_us=end_us)

@@ -55,6 +55,9 @@ def test_every_batch_is_booked_and_the_spool_is_empty_afterwards(kvledger: Comma
     assert stored(kvledger) == [(name, seq) for name in ("engine-a", "engine-b") for seq in range(1, 7)]
     assert list(root.iterdir()) == []
     assert kvledger("ingest", str(root)).out == f"nothing waits in {root}\n"
+    # Before anything is settled, too; nothing has a price here.
+    assert "alice" in kvledger("usage").out
+    assert "unpriced" in kvledger("report").out
     assert kvledger("settle").code == 0
     assert kvledger("audit").out == ""
 

@@ -306,6 +306,8 @@ def test_a_demo_that_was_interrupted_leaves_the_one_before(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ingest, "accept_several", interrupted)
-    kvledger.fails("demo", "--hours", "1", code=130)
+    assert kvledger.fails("demo", "--hours", "1", code=130) == (
+        "kvledger: interrupted; the ledger of the demo before, if any, is as it was; run it again to start anew\n"
+    )
     assert [file.name for file in state.iterdir()] == ["demo.db"]
     assert (state / "demo.db").read_text() == "the one before"

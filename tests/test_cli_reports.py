@@ -111,6 +111,13 @@ def test_the_exact_line_of_the_statement_sums_to_the_bill(replayed: CommandLine)
     assert sum(nanos(part) for part in re.findall(r"[\d.]+", parts)) == nanos(bill)
 
 
+def test_a_bill_of_nothing_says_so_in_words(kvledger: CommandLine) -> None:
+    Path("trace.csv").write_text(azure(*rows(5)))
+    assert kvledger("replay", "trace.csv", "--start", START, "--price", "0").code == 0
+    text = " ".join(kvledger("report").out.split())
+    assert "Exactly, in USD: bill 0.00; every line of it is 0." in text
+
+
 def test_a_tenant_s_statement_is_its_part_of_the_whole(replayed: CommandLine) -> None:
     whole = replayed("report", "--month", MONTH, "--format", "json").json
     tenants = {line["tenant"] for line in whole["lines"]} - {""}
@@ -163,7 +170,14 @@ def test_usage_by_any_key_sums_to_the_tenants_cost(replayed: CommandLine) -> Non
 
 def test_a_statement_before_anything_is_booked_says_what_to_do(kvledger: CommandLine) -> None:
     kvledger("db", "upgrade")
-    assert "kvledger settle" in kvledger.fails("report")
+    for month in ((), ("--month", "2020-01")):
+        answer = kvledger("report", *month)
+        assert "nor in any month; `kvledger settle` books what is over" in answer.out
+        assert (answer.code, answer.err) == (0, "")
+        answer = kvledger("report", *month, "--format", "json")
+        assert (answer.json["lines"], answer.json["bill_nanos"], answer.json["currency"]) == ([], 0, "USD")
+        assert "nor in any month" in answer.err
+        assert kvledger("report", *month, "--format", "csv").out.count("\n") == 1
     assert "there are no facts yet" in kvledger("usage").out
     assert kvledger("usage", "--format", "json").json == []
     assert "no month has bookings" in kvledger("months", "list").out

@@ -30,15 +30,32 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
+GOES_ON = "what was written is whole, run it again to go on"
+"""What an interrupted command has to say that is made to be run again."""
+
+
 class Commands:
-    """Adds commands to a parser; a command is a help line, an example and the handler that runs it."""
+    """Adds commands to a parser; a command is a help line, an example and the handler that runs it.
+
+    ``interrupted`` is what it says after a Ctrl-C: whether anything is left, and what running it again would do.
+    """
 
     def __init__(self, parser: argparse.ArgumentParser, *, title: str) -> None:
         self._under: argparse._SubParsersAction[Parser] = parser.add_subparsers(
             title=title, metavar="COMMAND", required=True, parser_class=Parser
         )
 
-    def add(self, name: str, handler: str, about: str, example: str, *, more: str = "", ledger: bool = True) -> Parser:
+    def add(
+        self,
+        name: str,
+        handler: str,
+        about: str,
+        example: str,
+        *,
+        more: str = "",
+        ledger: bool = True,
+        interrupted: str = "what was written is whole",
+    ) -> Parser:
         made = self._under.add_parser(
             name,
             help=about,
@@ -47,7 +64,11 @@ class Commands:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        made.set_defaults(handler=f"ledger.commands.{handler}", command=made.prog.removeprefix("kvledger "))
+        made.set_defaults(
+            handler=f"ledger.commands.{handler}",
+            command=made.prog.removeprefix("kvledger "),
+            interrupted=interrupted,
+        )
         if ledger:
             _ledger_options(made)
         return made
@@ -189,6 +210,7 @@ def _replays(commands: Commands) -> None:
         "replay:replay",
         "Replay a recorded trace through reference engines and book what it cost.",
         "kvledger replay mooncake_conversation.jsonl --limit 2000 --engines 2 --blocks 8192",
+        interrupted=GOES_ON,
         more=(
             "Virtual time, as fast as this machine can. Each engine is one GPU, paid from --start to the end of its\n"
             "last period. A replay is reproducible: the same command into the same ledger changes nothing, and one\n"
@@ -215,6 +237,7 @@ def _replays(commands: Commands) -> None:
         "replay:demo",
         "Replay a day of a shared fleet into a fresh ledger, and show who pays for what.",
         "kvledger demo",
+        interrupted="the ledger of the demo before, if any, is as it was; run it again to start anew",
         more="Ten tenants (chat, long documents, code completion) on two engines; its ledger: demo.db of --state-dir.",
     )
     made.add_argument("--seed", metavar="N", type=count(0, 2**32 - 1), default=1, help="of the workload; default: 1")
@@ -382,6 +405,7 @@ def _books(commands: Commands) -> None:
         "books:settle",
         "Book every hour that is over and whose facts have arrived; again where its inputs have changed.",
         "kvledger settle",
+        interrupted=GOES_ON,
     )
     months = commands.group(
         "months", "Months, open and closed.", "kvledger months list", "kvledger months close 2026-11"
@@ -431,5 +455,6 @@ def _upkeep(commands: Commands) -> None:
         "upkeep:quarantine_retry",
         "Try a refused batch again (all of them without an ID); exit 1 if any stays refused.",
         "kvledger quarantine retry 3",
+        interrupted=GOES_ON,
     )
     made.add_argument("id", metavar="ID", type=count(1, INT_MAX), nargs="?")

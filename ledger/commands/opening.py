@@ -17,11 +17,13 @@ from ledger.core.periods import settle_interval
 from ledger.errors import StoreError, UsageError
 from ledger.store import inputs, migrate
 from ledger.store.database import Database, connect, file_of
-from ledger.store.terms import read_terms
+from ledger.store.terms import ensure_terms, find_terms, read_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
+
+    from ledger.store.database import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,23 @@ def clock_us(ledger: Ledger) -> int:
         interval_us = read_terms(connection).interval_us
     now = now_us()
     return now if last_us is None or last_us <= now else settle_interval(last_us - 1, interval_us).end_us
+
+
+def open_books(ledger: Ledger) -> None:
+    """Write currency, zone and terms of the settings where the ledger has none: before facts that others ask about."""
+    settings = ledger.settings
+
+    def work(connection: Connection) -> None:
+        if find_terms(connection) is None:
+            ensure_terms(
+                connection,
+                currency=settings.currency,
+                zone_name=settings.billing_timezone,
+                terms=settings.terms(),
+                now_us=now_us(),
+            )
+
+    ledger.database.write(work)
 
 
 @contextmanager

@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ledger.commands.opening import now_us, opened
+from ledger.commands.opening import clock_us, now_us, opened
 from ledger.core.periods import format_time, period_end, period_start
 from ledger.core.settlement import Basis
 from ledger.errors import UsageError
 from ledger.reports.bill import csv_of, show_bill
-from ledger.reports.monthly import booked_months, last_month, read_statement
+from ledger.reports.monthly import booked_months, empty_statement, read_statement
 from ledger.reports.render import ABSENT, Column, Shape, Sheet, json_text, show
 from ledger.reports.statement import as_value, of_tenant
 from ledger.reports.usage import KEYS, By, columns
 from ledger.reports.usage import usage as read_usage
 from ledger.store import inputs
+from ledger.store.terms import LedgerTerms, find_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
+    from ledger.commands.opening import Ledger
     from ledger.core.periods import Month
     from ledger.reports.statement import Statement
     from ledger.reports.usage_rows import UsageRow
@@ -96,14 +98,11 @@ def usage(args: Namespace) -> int:
 
 
 def report(args: Namespace) -> int:
-    """The statement of a month."""
+    """The statement of a month; of nothing, where there is nothing."""
     basis = None if args.basis is None else Basis(args.basis)
     with opened(args) as ledger:
-        month = str(args.month) if args.month is not None else last_month(ledger.database)
-        if month is None:
-            raise UsageError("no month has bookings yet; `kvledger settle` books what is over, --month names one")
-        whole = read_statement(ledger.database, month, now_us=now_us(), basis=basis)
-        missing = _missing(whole, args.tenant, booked_months(ledger.database))
+        whole, months = _whole(ledger, None if args.month is None else str(args.month), basis)
+    missing = _missing(whole, args.tenant, months)
     statement = whole if args.tenant is None else of_tenant(whole, args.tenant)
     if args.format == "json":
         print(json_text(as_value(statement)))
@@ -115,6 +114,24 @@ def report(args: Namespace) -> int:
         # For a person this is the answer; a program has its answer already.
         print(missing, file=sys.stdout if args.format == "table" else sys.stderr)
     return 0
+
+
+def _whole(ledger: Ledger, month: str | None, basis: Basis | None) -> tuple[Statement, Sequence[Month]]:
+    """The statement asked for, and the months that have bookings.
+
+    Without a month it is the last one with bookings; where there is none, the one in which the ledger's time stands.
+    """
+    with ledger.database.read() as connection:
+        known = find_terms(connection)
+    if known is None:
+        settings = ledger.settings
+        new = LedgerTerms.of_new(
+            currency=settings.currency, zone_name=settings.billing_timezone, terms=settings.terms()
+        )
+        return empty_statement(month or new.month(now_us()), new, basis), ()
+    months = booked_months(ledger.database)
+    wanted = month or (str(months[-1]) if months else known.month(clock_us(ledger) - 1))
+    return read_statement(ledger.database, wanted, now_us=now_us(), basis=basis), months
 
 
 def _missing(whole: Statement, tenant: str | None, months: Sequence[Month]) -> str | None:

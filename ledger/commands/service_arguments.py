@@ -89,6 +89,7 @@ def add(commands: Commands) -> None:
         "spooled:run",
         "Book a spool that had no network; what was booked is deleted there.",
         "kvledger ingest /mnt/usb/spool",
+        interrupted="what was booked is whole, run it again to go on",
         more=(
             "DIR is the directory that KVLEDGER_SPOOL names, or a copy of it. Killed or run again, it goes on where\n"
             "it was, and no batch counts twice. Exit 1 if something in it could not be booked."
@@ -161,6 +162,7 @@ def add(commands: Commands) -> None:
         "drill:outage",
         "Kill and restore the way to a service under load, and show that the books are whole; exit 1 if not.",
         "kvledger drill outage",
+        interrupted="the files of the drill are gone; run it again to start anew",
         more=(
             "A service on a scratch SQLite file and two reference engines, for about a minute. Real outboxes, HTTP on\n"
             "the loopback, SIGKILL; the engines' time is simulated, a hundred times as fast as the clock."

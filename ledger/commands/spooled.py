@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ledger import ingest
 from ledger.cli import FOUND, OK
-from ledger.commands.opening import now_us, opened
+from ledger.commands.opening import now_us, open_books, opened
 from ledger.errors import LedgerError, UsageError
 from ledger.ingest import Status
 from ledger.outbox import spool
@@ -53,6 +53,7 @@ def run(args: Namespace) -> int:
         print(f"nothing waits in {directory}")  # as this command leaves a spool that it has booked
         return OK
     with opened(args) as ledger, _reading(directory) as reading:
+        open_books(ledger)
         booked = _book(reading, ledger.database)
     taken, known = booked.statuses[Status.ACCEPTED], booked.statuses[Status.DUPLICATE]
     print(f"{taken} batches booked, {known} were in the ledger already; `kvledger settle` or the service settles them")

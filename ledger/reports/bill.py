@@ -89,7 +89,6 @@ def show_bill(statement: Statement, out: TextIO, *, width: int | None = None) ->
         )
     else:
         _bar(statement, screen)
-        screen.print()
         _tenants(statement, screen)
         _others(statement, screen)
         _exactly(statement, screen)
@@ -155,6 +154,7 @@ def _bar(statement: Statement, screen: Console) -> None:
         legend.append(entry[1:])
     screen.print(bar, soft_wrap=True)
     screen.print(legend, soft_wrap=True)
+    screen.print()
 
 
 def _tenants(statement: Statement, screen: Console) -> None:
@@ -231,6 +231,8 @@ def _exactly(statement: Statement, screen: Console) -> None:
     drawn = parts(statement).items()
     words = [f"Rounded to {PLACES} places above. Exactly, in {statement.currency}:", f"{bill} ="]
     words += [f"{'+ ' * (index > 0)}{decimal_text(amount)} {_name(part)}" for index, (part, amount) in enumerate(drawn)]
+    if not drawn:
+        words[1:] = [f"{bill}; every line of it is 0."]
     lines = [""]
     for word in words:  # an amount is never torn from its name
         if lines[-1] and len(lines[-1]) + 1 + len(word) > screen.width:

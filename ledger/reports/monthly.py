@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledger.core.periods import months_between
-from ledger.reports.statement import from_value, of_tenant
+from ledger.reports.statement import Heading, from_value, make_statement, of_tenant
 from ledger.settle import booked_statement, provisional
 from ledger.store import book_reads, books, inputs, terms
 
@@ -56,6 +56,19 @@ def read_statement(
     else:
         statement = closed
     return statement if tenant is None else of_tenant(statement, tenant)
+
+
+def empty_statement(month: str, ledger: terms.LedgerTerms, basis: Basis | None = None) -> Statement:
+    """The statement of a month in which nothing is."""
+    holds = ledger.terms(month)
+    heading = Heading(
+        month=month,
+        timezone=ledger.zone_name,
+        currency=ledger.currency,
+        basis=basis or holds.basis,
+        kv_share_ppm=holds.kv_share_ppm,
+    )
+    return make_statement(heading, booked=(), memos=(), pools=())
 
 
 def read_sessions(

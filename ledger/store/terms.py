@@ -33,6 +33,11 @@ class LedgerTerms:
     zone: tzinfo
     by_month: tuple[tuple[str, Terms], ...]
 
+    @classmethod
+    def of_new(cls, *, currency: str, zone_name: str, terms: Terms) -> LedgerTerms:
+        """What :func:`ensure_terms` would write in a ledger that has none."""
+        return cls(currency=currency, zone_name=zone_name, zone=_zone(zone_name), by_month=((FROM_THE_START, terms),))
+
     @property
     def interval_us(self) -> int:
         """Length of a settle interval."""
@@ -55,12 +60,29 @@ class LedgerTerms:
 
 def read_terms(connection: Connection) -> LedgerTerms:
     """The ledger's settings; StoreError where none are written yet."""
-    found = _read(connection)
+    found = find_terms(connection)
     if found is None:
         raise StoreError(
-            "the ledger has no settings yet: its currency and zone are written with its first price or replay"
+            "the ledger has no currency and no billing zone yet; `kvledger settle` writes those of the settings "
+            "(`kvledger config show`), as a first price, a replay or the service does: run it, then ask again"
         )
     return found
+
+
+def find_terms(connection: Connection) -> LedgerTerms | None:
+    """The ledger's settings; None where none are written yet."""
+    newest: dict[tuple[str, str], str] = {}
+    for row in connection.execute(select(t.settings).order_by(t.settings.c.id)):
+        newest[row.name, row.month] = row.value
+    if (CURRENCY, "") not in newest:
+        return None
+    zone_name = newest[ZONE, ""]
+    return LedgerTerms(
+        currency=newest[CURRENCY, ""],
+        zone_name=zone_name,
+        zone=_zone(zone_name),
+        by_month=tuple((month, _terms(value)) for (name, month), value in sorted(newest.items()) if name == TERMS),
+    )
 
 
 def ensure_terms(connection: Connection, *, currency: str, zone_name: str, terms: Terms, now_us: int) -> LedgerTerms:
@@ -70,7 +92,7 @@ def ensure_terms(connection: Connection, *, currency: str, zone_name: str, terms
     after that of ``now_us`` on; :func:`set_terms` corrects an open month.
     """
     lock(connection, "config")
-    known = _read(connection)
+    known = find_terms(connection)
     if known is None:
         _write(connection, CURRENCY, "", currency, now_us)
         _write(connection, ZONE, "", zone_name, now_us)
@@ -108,7 +130,7 @@ def set_terms(connection: Connection, month: str, terms: Terms, *, now_us: int) 
 
 def check_currency(connection: Connection, currency: str) -> None:
     """Refuse a currency other than the ledger's; UsageError says which that is."""
-    known = _read(connection)
+    known = find_terms(connection)
     if known is not None and known.currency != currency:
         raise UsageError(f"this ledger is in {known.currency} and a price in {currency} was given; convert it first")
 
@@ -131,22 +153,11 @@ def _write(connection: Connection, name: str, month: str, value: str, now_us: in
     append(connection, t.settings, {"name": name, "month": month, "value": value, "created_us": now_us})
 
 
-def _read(connection: Connection) -> LedgerTerms | None:
-    newest: dict[tuple[str, str], str] = {}
-    for row in connection.execute(select(t.settings).order_by(t.settings.c.id)):
-        newest[row.name, row.month] = row.value
-    if (CURRENCY, "") not in newest:
-        return None
-    zone_name = newest[ZONE, ""]
-    zone = UTC if zone_name == "UTC" else parse_zone(zone_name)
+def _zone(name: str) -> tzinfo:
+    zone = UTC if name == "UTC" else parse_zone(name)
     if isinstance(zone, Refusal):
         raise StoreError(f"the ledger's zone cannot be used here: {zone.detail}")
-    return LedgerTerms(
-        currency=newest[CURRENCY, ""],
-        zone_name=zone_name,
-        zone=zone,
-        by_month=tuple((month, _terms(value)) for (name, month), value in sorted(newest.items()) if name == TERMS),
-    )
+    return zone
 
 
 def _terms(text: str) -> Terms:
