@@ -111,6 +111,41 @@ def test_a_drill_that_is_interrupted_leaves_nothing_behind(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_service_of_a_drill_that_is_killed_ends_by_itself(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from ledger.commands.drill_way import ServiceProcess
+service = ServiceProcess(Path({str(tmp_path)!r}), "sqlite:///{tmp_path}/books.db")
+service.start()
+service.wait()
+print(service._process.pid, flush=True)
+sys.stdin.read()
+"""
+    drilling = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with drilling:
+        assert drilling.stdout is not None
+        service = int(drilling.stdout.readline())
+        assert alive(service)
+        drilling.kill()
+    until_s = time.monotonic() + 30
+    while alive(service):
+        assert time.monotonic() < until_s, (tmp_path / "service.log").read_text()
+        time.sleep(0.05)
+    assert "the books are whole" in (tmp_path / "service.log").read_text()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and that nobody asked after does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 # --- what is said of the books ----------------------------------------------------------------------------
 
 

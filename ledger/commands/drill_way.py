@@ -57,8 +57,9 @@ class ServiceProcess:
         """Start it; :meth:`wait` says when it answers."""
         self.starts += 1
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ledger", "serve"],
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                # A drill that is killed cannot end its service, which then ends itself.
+                [sys.executable, "-m", "ledger", "serve", "--parent", str(os.getpid())],
                 cwd=self._folder, env=self._environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """`kvledger serve`: everything of the service in one process.
 
-Invariants: what it needs is made before it listens (tables, terms, a token); a stop answers what was asked, lets
-running jobs end, and loses nothing, since whatever was acknowledged is in the database.
+Invariants: what it needs is made before it listens (tables, terms, a token); an SQLite ledger has one service; a stop
+answers what was asked, lets running jobs end, and loses nothing, since whatever was acknowledged is in the database.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from ledger import config, ingest, limits
 from ledger.cli import settings_of
-from ledger.commands.opening import Ledger, now_us, opened_or_made
+from ledger.commands.opening import Ledger, make_folder, now_us, opened_or_made
 from ledger.core.periods import HOUR_US, period_start
 from ledger.errors import LedgerError, UsageError
 from ledger.ingest import Status
@@ -34,6 +35,8 @@ from ledger.pricebook import Price
 from ledger.producer import Plan, Sent, Told, prepare, producing
 from ledger.settle import settle
 from ledger.store import fleet, prices, terms
+from ledger.store.alone import alone
+from ledger.store.database import file_of
 from ledger.store.leader import Leadership
 from ledger.store.tokens import SECRET_BYTES, Scope, add_token, end_token, list_tokens
 from ledger.web.access import session_key
@@ -44,7 +47,7 @@ from ledger.web.service import Service, make_service, settle_memory
 if TYPE_CHECKING:
     import socket
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ledger.config import Settings
 
@@ -53,6 +56,9 @@ GRACE_S = 10
 
 KEEP_ALIVE_S = 75
 """Longer than a period, so that an engine delivers on one connection."""
+
+ORPHANED_S = 1.0
+"""How often a service that was started with --parent looks whether that is still there."""
 
 TAIL_HOURS = 2
 """For the last sessions of the day to end, so that its engines close before those of now start."""
@@ -70,10 +76,15 @@ def serve(args: Namespace) -> int:
     settings = _settings(args)
     for number in STOPS:
         signal.signal(number, _stop)
-    with opened_or_made(settings) as ledger, closing(listen(*settings.listen)) as listener:
+    with (
+        _alone(settings) as note,
+        opened_or_made(settings) as ledger,
+        closing(listen(*settings.listen)) as listener,
+    ):
         _ready(ledger)
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        note(url)
         if args.demo:
             # Simulated facts can be simulated again, so their commits need not wait for the disk.
             with opened_or_made(settings, durable=False) as fast:
@@ -108,7 +119,8 @@ def serve(args: Namespace) -> int:
         try:
             with _engines(ledger, url) if args.demo else _nothing():
                 # Not by join(): interrupted, it takes a thread that runs for one that has ended (CPython before 3.13).
-                over.wait()
+                while not over.wait(ORPHANED_S) and not _orphaned(args.parent):
+                    pass
         except KeyboardInterrupt:
             pass  # the engines have delivered their last batches by now, and the service may end
         finally:
@@ -120,11 +132,28 @@ def serve(args: Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _alone(settings: Settings) -> Iterator[Callable[[str], None]]:
+    """An SQLite ledger has one service: two demonstrations would run each engine twice, and one writer is enough."""
+    file = file_of(settings.database)
+    if file is None:
+        yield lambda _url: None
+        return
+    make_folder(settings.database)
+    with alone(file) as note:
+        yield note
+
+
 def _run(server: uvicorn.Server, listener: socket.socket, over: threading.Event) -> None:
     try:
         server.run(sockets=[listener])
     finally:
         over.set()
+
+
+def _orphaned(parent: int | None) -> bool:
+    """Whether whoever started us was killed, so that nobody else would stop us."""
+    return parent is not None and os.getppid() != parent
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
@@ -197,12 +226,18 @@ def _tell(url: str, token: str | None, ledger: Ledger, *, demo: bool) -> None:
         print("               (this link holds an admin token; it is printed this once)")
     else:
         print(f"  page         {url}/   (log in with your token; another is made by")
-        print(f"               kvledger tokens add --scope read --name me --database {ledger.name})")
+        print(f"               kvledger tokens add --scope read --name me{_which(ledger)})")
     print(f"  API          {url}/docs")
     print(f"  metrics      {url}/metrics")
     if demo:
         print("  two simulated engines report every 15 seconds; Ctrl-C ends everything, a second start goes on")
     sys.stdout.flush()
+
+
+def _which(ledger: Ledger) -> str:
+    """How to name this ledger to another command, ready to be pasted; a password is not shown to whoever looks on."""
+    url = ledger.settings.database
+    return f" --database {shlex.quote(url)}" if config.masked(url) == url else ", with the settings of this service"
 
 
 @contextmanager

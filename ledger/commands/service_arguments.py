@@ -45,6 +45,10 @@ class _BesideAnEngine(argparse.Action):
         namespace.handler = "ledger.commands.doctor_engine:run"
 
 
+def _parent(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--parent", metavar="PID", type=int, help="stop when this process, our parent, is gone")
+
+
 def add(commands: Commands) -> None:
     """Add the commands of the service."""
     made = commands.add(
@@ -65,6 +69,7 @@ def add(commands: Commands) -> None:
     made.add_argument(
         "--hours", metavar="N", type=int, default=24, choices=range(25), help="of the back-filled day; default: 24"
     )
+    _parent(made)
 
     made = commands.add(
         "engines",
@@ -81,8 +86,7 @@ def add(commands: Commands) -> None:
     made.add_argument("--name", metavar="NAME", type=name, default="engine", help="goes before their numbers")
     made.add_argument("--seed", metavar="N", type=int, default=1, help="of the workload; default: 1")
     made.add_argument("--spool", metavar="DIR", help="where batches wait that cannot be sent; default: in memory")
-
-    made.add_argument("--parent", metavar="PID", type=int, help="stop when this process, our parent, is gone")
+    _parent(made)
 
     made = commands.add(
         "ingest",

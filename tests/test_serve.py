@@ -1,0 +1,56 @@
+"""Starting the service: one on an SQLite ledger, and hints that can be pasted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledger import config
+from ledger.commands.opening import Ledger
+from ledger.commands.serve import _which
+from ledger.errors import LedgerError
+from ledger.store.alone import alone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from commandline import CommandLine
+
+    from ledger.store.database import Database
+
+
+def test_a_second_service_on_an_sqlite_ledger_is_told_who_has_it_before_it_touches_anything(
+    kvledger: CommandLine,
+) -> None:
+    state = kvledger.folder / "state"
+    state.mkdir()
+    for arguments, file in (((), kvledger.file), (("--demo",), state / "service.db")):
+        with alone(file) as note:
+            note("http://127.0.0.1:8790")
+            answer = kvledger.child("", "serve", *arguments)
+        assert (answer.returncode, answer.stdout) == (3, "")
+        assert f"process {os.getpid()} at http://127.0.0.1:8790" in answer.stderr
+        assert answer.stderr.count("\n") == 1
+        assert not file.exists()
+
+
+def test_whoever_served_before_is_in_nobodys_way_and_another_name_is_the_same_ledger(tmp_path: Path) -> None:
+    file, link = tmp_path / "books.db", tmp_path / "link.db"
+    link.symlink_to(file)
+    for one, other in ((file, link), (link, file)):
+        with alone(one), pytest.raises(LedgerError, match="served already by process"), alone(other):
+            pass
+
+
+def test_the_hint_for_another_token_can_be_pasted_and_shows_no_password(tmp_path: Path, sqlite_db: Database) -> None:
+    settings = config.load(environ={"KVLEDGER_STATE_DIR": str(tmp_path / "my books")})
+    named = shlex.split(_which(Ledger(settings=settings, database=sqlite_db)))
+    assert named == ["--database", settings.database]
+    secret = replace(settings, database="postgresql://me:pass@host/books")
+    assert _which(Ledger(settings=secret, database=sqlite_db)) == ", with the settings of this service"
+    plain = replace(settings, database="postgresql://me@host/books")
+    assert shlex.split(_which(Ledger(settings=plain, database=sqlite_db))) == ["--database", plain.database]
