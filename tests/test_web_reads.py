@@ -139,6 +139,34 @@ def test_a_parameter_that_does_not_fit_is_a_problem_that_names_it(served: Served
     assert set(got.json()) == {"type", "title", "status", "detail"}
 
 
+@pytest.mark.parametrize(("path", "says"), [
+    ("/v1/usage?tennant=acme", "tennant: there is no such parameter; did you mean tenant? those that /v1/usage has"),
+    ("/v1/usage?until=now", "those that /v1/usage has are basis, by, format, from, limit, offset, tenant, to"),
+    ("/v1/usage?since=2026-11-03T00:00:00Z", "since: there is no such parameter; those that"),
+    ("/v1/statements/current?month=2026-11", "those that /v1/statements/{of_month} has are basis, format, tenant"),
+    ("/v1/troubles?limit=3", "limit: there is no such parameter; there are none here"),
+    ("/v1/whoami?" + "x" * 200 + "=1", "x" * 40 + ": there is no such parameter"),
+    ("/v1/usage?tenant=acme&tenant=other", "tenant: it is there 2 times; give it once"),
+    ("/v1/quarantine?=1", "there is no such parameter"),
+])  # fmt: skip
+def test_a_parameter_that_is_not_known_or_is_there_twice_is_a_problem_that_names_it(
+    served: Served, path: str, says: str
+) -> None:
+    got = served.get(path)
+    assert (got.status_code, got.headers["content-type"]) == (422, "application/problem+json")
+    assert says in got.json()["detail"]
+    assert served.client.get(path).status_code == 401
+
+
+def test_every_parameter_that_is_described_is_known(served: Served) -> None:
+    document = served.client.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for parameter in operations.get("get", {}).get("parameters", ()):
+            if parameter["in"] == "query":
+                detail = served.get(f"{path}?{parameter['name']}=").json().get("detail", "")
+                assert "there is no such parameter" not in detail
+
+
 @pytest.mark.parametrize(
     "path", ["/v2/usage", "/static/../app.py", "/static/%2e%2e%2fapp.py", "/v1/statements/2026-13"]
 )

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 import ledger
 from ledger import metrics as m
 from ledger.web import batches_api, figures_api, fleet_api, pages, problems
-from ledger.web.callers import Bearer, Login, _reader
+from ledger.web.callers import Bearer, Login, reader
 from ledger.web.guard import Guard
 from ledger.web.problems import ProblemDetails, responses
 from ledger.web.service import Here, Service
@@ -84,7 +84,7 @@ def metrics(
 ) -> Response:
     """In the text format, or in OpenMetrics (which has exemplars) where it is asked for."""
     if not service.settings.metrics_open:
-        _reader(request, service, bearer, login)
+        reader(request, service, bearer, login)
     values = service.metrics
     values.put(m.THREADS, (), threading.active_count())
     file = service.database.engine.url.database

@@ -1,11 +1,13 @@
 """The dependencies that let a caller through: a handler that asks for one cannot be reached without it.
 
-Invariant: what a caller may see is decided here, once: a token of one tenant is given to handlers as a
-:class:`Reader` that names it, and a handler that has nothing for single tenants asks for :class:`Overseer`.
+Invariants: what a caller may see is decided here, once: a token of one tenant is given to handlers as a
+:class:`Reader` that names it, and a handler that has nothing for single tenants asks for :class:`Overseer`; whoever
+may read is answered only where every parameter was understood.
 """
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,6 +25,9 @@ BEARER = HTTPBearer(
 LOGIN = APIKeyCookie(
     name=COOKIE, auto_error=False, scheme_name="login", description="the cookie of a page; it is good for reading only"
 )
+
+PARAMETER_CHARS_SHOWN = 40
+"""Of a parameter's name that comes back: ours are shorter."""
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 Login = Annotated[str | None, Depends(LOGIN)]
@@ -66,7 +71,10 @@ def authenticated(request: Request, service: Service, bearer: str | None, login:
     raise Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": 'Bearer realm="kvledger"'})
 
 
-def _reader(request: Request, service: Here, bearer: Bearer, login: Login) -> Reader:
+def reader(
+    request: Request, service: Service, bearer: HTTPAuthorizationCredentials | None, login: str | None
+) -> Reader:
+    """Somebody who may read. Problem 401, 403 or 429 where the caller may not, or not now."""
     token = authenticated(request, service, bearer.credentials if bearer else None, login)
     if not token.may(Scope.READ):
         raise Problem(403, "scope", f"this token is for {token.scope.value}; reading wants one for read or admin")
@@ -74,6 +82,31 @@ def _reader(request: Request, service: Here, bearer: Bearer, login: Login) -> Re
     if wait_s:
         raise later(429, "rate", "this token asks too often", after_s=wait_s)
     return Reader(token=token, tenant=token.tenant)
+
+
+def _reader(request: Request, service: Here, bearer: Bearer, login: Login) -> Reader:
+    found = reader(request, service, bearer, login)
+    _no_other_parameters(request)
+    return found
+
+
+def _no_other_parameters(request: Request) -> None:
+    """Problem 422 for a parameter that the operation has not, or that is there twice.
+
+    An answer would be one to another question than was asked.
+    """
+    route = request.scope["route"]
+    known = sorted(field.alias for field in route.dependant.query_params)
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in known:
+            shown = name[:PARAMETER_CHARS_SHOWN]
+            close = difflib.get_close_matches(shown, known, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            there = f"those that {route.path} has are {', '.join(known)}" if known else "there are none here"
+            raise Problem(422, "unknown-parameter", f"{shown}: there is no such parameter; {hint}{there}")
+        if names.count(name) > 1:
+            raise Problem(422, "invalid-parameter", f"{name}: it is there {names.count(name)} times; give it once")
 
 
 def _overseer(reader: Annotated[Reader, Depends(_reader)]) -> Reader:

@@ -184,7 +184,7 @@ def live(
     return page(request, rows, limit=limit, offset=offset, form=format, columns=names)  # type: ignore[return-value]
 
 
-@router.get("/v1/troubles", summary="What is wrong now", responses=responses(401, 403, 429, 503))
+@router.get("/v1/troubles", summary="What is wrong now", responses=responses(401, 403, 422, 429, 503))
 def wrong(service: Here, _caller: Overseer) -> list[shapes.Trouble]:
     """Engines that fell silent, batches that are missing or refused, findings, jobs that failed; worst first."""
     rows = service.kept.get("troubles", lambda: troubles(service, engines_of(service)))

@@ -110,7 +110,7 @@ def logout() -> Response:
     return response
 
 
-@api.get("/v1/whoami", summary="Whom the token speaks for", responses=responses(401, 403, 429, 503))
+@api.get("/v1/whoami", summary="Whom the token speaks for", responses=responses(401, 403, 422, 429, 503))
 def whoami(caller: ReaderOf) -> Who:
     """Its name, its scope, and the tenant it is for, if it is for one."""
     return Who(name=caller.token.name, scope=caller.token.scope.value, tenant=caller.tenant)
