@@ -7,12 +7,14 @@ a bounded number of times, from the start of the transaction, and nothing else i
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
@@ -148,12 +150,20 @@ def _cause(error: Exception) -> BaseException:
 _WAYS_OUT: Final = (
     ("no such table", "has not got the ledger's tables", "run: kvledger db upgrade"),
     ("UndefinedTable", "has not got the ledger's tables", "run: kvledger db upgrade"),
-    ("unable to open database file", "cannot be opened", "see that its folder exists and can be written"),
+    (
+        "unable to open database file",
+        "cannot be opened",
+        "see that its folder exists and can be written; one that is only to be read is copied whole, with its -wal",
+    ),
     ("not a database", "is not a SQLite file", "name another file, or restore it from a backup"),
     ("malformed", "is damaged", "restore it from a backup"),
     ("disk is full", "has no room left", "free disk space, then run the command again"),
     ("DiskFull", "has no room left", "free disk space, then run the command again"),
-    ("readonly database", "cannot be written", "see who owns the file and its folder"),
+    (
+        "readonly database",
+        "cannot be written",
+        "see who owns the file and its folder; or work on a copy, --database names it",
+    ),
     ("no partition of relation", "lost the partition of a day while it was written", "deliver the batch again"),
     ("OperationalError", "cannot be reached or stopped answering", "see that it runs and that the URL is right"),
 )
@@ -178,7 +188,15 @@ def translated(error: Exception, url: URL) -> StoreError:
 
 
 def _sqlite(url: URL, *, durable: bool) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": limits.STORE_BUSY_MS / 1000})
+    wait_s = limits.STORE_BUSY_MS / 1000
+    archived = _only_readable(url)
+    if archived is None:
+        engine = create_engine(url, connect_args={"timeout": wait_s})
+    else:
+        engine = create_engine(
+            url, creator=lambda: sqlite3.connect(archived, uri=True, timeout=wait_s, check_same_thread=False)
+        )
+    how = ("query_only=ON",) if archived else ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'NORMAL'}")
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: sqlite3.Connection, _record: object) -> None:
@@ -186,8 +204,7 @@ def _sqlite(url: URL, *, durable: bool) -> Engine:
         connection.isolation_level = None
         for pragma in (
             f"busy_timeout={limits.STORE_BUSY_MS}",
-            "journal_mode=WAL",
-            f"synchronous={'FULL' if durable else 'NORMAL'}",
+            *how,
             "foreign_keys=ON",
             "temp_store=MEMORY",
             "wal_autocheckpoint=4000",
@@ -201,6 +218,19 @@ def _sqlite(url: URL, *, durable: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _only_readable(url: URL) -> str | None:
+    """The URI of a file that is there and that we may read only, an archived ledger say; None for any other.
+
+    A file in WAL mode wants two others beside it. Where the log is there, somebody writes, or did: SQLite then reads it
+    along, if it can. Where it is not, the file is all there is, and is opened as one that nobody changes.
+    """
+    file = Path(url.database or "")
+    log = file.with_name(file.name + "-wal")
+    if not file.is_file() or (os.access(file, os.W_OK) and (log.exists() or os.access(file.parent, os.W_OK))):
+        return None
+    return f"file:{quote(str(file.resolve()))}?mode=ro" + ("" if log.exists() else "&immutable=1")
 
 
 def _postgresql(url: URL, *, durable: bool) -> Engine:
