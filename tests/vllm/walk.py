@@ -27,7 +27,7 @@ class Walker:
         self.differences: list[str] = []
         self.engine_references = 0
         """Blocks seen that only the engine itself refers to."""
-        self.peak_shared = 0
+        self.peak_shared = self.deferred = 0
         self._last: dict[int, set[Session]] = {}
         """Who may have held a block last: those of the latest walk in which somebody held it."""
 
@@ -60,6 +60,7 @@ class Walker:
                     if not block.is_null:
                         held[block.block_id].add(name)
         for (_, blocks), name in zip(scheduler.deferred_frees, self.recorder.watch._pending, strict=True):
+            self.deferred += 1
             for block in blocks if name else ():
                 held[block.block_id].add(name)
         for block, name in self.recorder._pinned.items():

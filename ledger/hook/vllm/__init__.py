@@ -19,7 +19,7 @@ log: Final = logging.getLogger("kvledger.hook")
 SUPPORTED: Final = ("0.32",)
 """vLLM's release series that the hook was tested with; it attaches to no other."""
 
-_PARTS: Final = ("scheduler", "workers")
+_PARTS: Final = ("scheduler", "sleep", "workers")
 """Modules with an ``attach()``, each for the processes that it finds itself in."""
 
 started_mono_ns = time.monotonic_ns()

@@ -5,6 +5,7 @@ Invariant: whatever of this cannot be found out is left out (a GPU's identity, s
 
 from __future__ import annotations
 
+import functools
 import socket
 import time
 import uuid
@@ -14,14 +15,16 @@ import ledger.hook.vllm as plugin
 from ledger.core.records import Boot, Group, GroupKind, Origin, Shard, Source
 from ledger.hook.meter import Meter
 from ledger.hook.settings import load_or_off, outbox_of
+from ledger.hook.vllm import sleep
 from ledger.hook.vllm.guard import log
 from ledger.hook.vllm.recorder import Recorder
 from ledger.hook.vllm.timing import Ranks
 from ledger.limits import CLOCK_STEP_US_MAX, OUTBOX_PAUSE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ledger.hook.pool import PoolMeter
     from ledger.hook.settings import HookSettings
 
 POOL: Final = "gpu"
@@ -65,20 +68,12 @@ def _recorder_of(scheduler: Any) -> Recorder | None:
     number_of = [order.index(group) for group in range(len(managers))]
     source = _source(scheduler.vllm_config, settings)
     mono_us, wall_us = time.monotonic_ns() // 1000, time.time_ns() // 1000
-    meter, outbox = _meter(source, _boot(wall_us - mono_us, plugin.started_mono_ns // 1000), settings)
-    pool = meter.open(
-        mono_us,
-        POOL,
-        blocks=scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,
-        groups=[Group(block_size=managers[i].block_size, kind=_KINDS[type(managers[i]).__name__]) for i in order],
-        shards=_shards(scheduler.vllm_config),
-        model=_model(scheduler.vllm_config),
-        lookahead_tokens=scheduler.num_lookahead_tokens,
-    )
+    outbox = outbox_of(settings)
+    boot = _boot(wall_us - mono_us, plugin.started_mono_ns // 1000)
     recorder = Recorder(
         scheduler,
-        meter,
-        pool,
+        Meter(source, boot, outbox.emit, settle_later=True),
+        functools.partial(_open, scheduler, [managers[group] for group in order]),
         order=number_of,
         model=_model(scheduler.vllm_config),
         handover_key=settings.handover_key,
@@ -86,9 +81,23 @@ def _recorder_of(scheduler: Any) -> Recorder | None:
         ranks=_ranks(scheduler.vllm_config),
     )
     recorder.watch.watch()
-    outbox.attach(meter, Heartbeat(recorder))
+    sleep.watch(recorder)
+    outbox.attach(recorder.meter, Heartbeat(recorder))
     outbox.start()
     return recorder
+
+
+def _open(scheduler: Any, managers: Sequence[Any], meter: Meter, t_us: int) -> PoolMeter:
+    config = scheduler.vllm_config
+    return meter.open(
+        t_us,
+        POOL,
+        blocks=scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,
+        groups=[Group(block_size=one.block_size, kind=_KINDS[type(one).__name__]) for one in managers],
+        shards=_shards(config),
+        model=_model(config),
+        lookahead_tokens=scheduler.num_lookahead_tokens,
+    )
 
 
 class Heartbeat:
@@ -126,11 +135,6 @@ def _ranks(config: Any) -> Ranks:
     return Ranks(config.instance_id, dp=parallel.data_parallel_index, ranks=parallel.world_size)
 
 
-def _meter(source: Source, boot: Boot, settings: HookSettings) -> tuple[Meter, Any]:
-    outbox = outbox_of(settings)
-    return Meter(source, boot, outbox.emit, settle_later=True), outbox
-
-
 def _boot(anchor_us: int, started_mono_us: int) -> Boot:
     return Boot(boot_id=uuid.uuid4().hex, anchor_us=anchor_us, started_us=anchor_us + started_mono_us)
 
@@ -138,10 +142,9 @@ def _boot(anchor_us: int, started_mono_us: int) -> Boot:
 def _source(config: Any, settings: HookSettings) -> Source:
     host = settings.host or socket.gethostname()
     name = settings.engine or f"{host}/{_model(config)}"
-    parallel = config.parallel_config
-    if parallel.data_parallel_size > 1:
-        # ``data_parallel_rank`` may be 0 in every one of them; the index is not.
-        name = f"{name}/dp{parallel.data_parallel_index}"
+    # In a rank's own process the data-parallel size is 1 and the rank 0 for most models; the index is the rank's.
+    if rank := config.parallel_config.data_parallel_index:
+        name = f"{name}/dp{rank}"
     return Source(
         engine=name,
         origin=Origin.LIVE,

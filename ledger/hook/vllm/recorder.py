@@ -42,7 +42,7 @@ class Recorder(Guarded):
         self,
         scheduler: Any,
         meter: Meter,
-        pool: PoolMeter,
+        open_pool: Callable[[Meter, int], PoolMeter],
         *,
         order: Sequence[int],
         model: str,
@@ -54,7 +54,12 @@ class Recorder(Guarded):
     ) -> None:
         super().__init__()
         self.meter = meter
-        self.pool = pool
+        self.config = scheduler.vllm_config
+        self._open_pool = open_pool
+        self._asleep = False
+        self._now_us = now_us
+        self._wall_us = wall_us
+        self.pool = open_pool(meter, now_us())
         self.watch = BlockWatch(scheduler.kv_cache_manager, self)
         self._scheduler = scheduler
         self._order = tuple(order)
@@ -67,8 +72,6 @@ class Recorder(Guarded):
         self._look = ranks.look if ranks is not None else None
         self._core = CoreTimes()
         self._updating_us = 0
-        self._now_us = now_us
-        self._wall_us = wall_us
         self._at_us: int | None = None
         """The present instant, within ``schedule``."""
         self._late: list[Callable[[int], None]] | None = None
@@ -186,6 +189,18 @@ class Recorder(Guarded):
             self.meter.phases(t, times)
             for say in late or ():
                 say(t)
+
+    @guarded
+    def slept(self, *, asleep: bool) -> None:
+        """The KV cache is gone, or back and empty: nobody holds any of it, since vLLM has reset it before."""
+        if asleep == self._asleep:
+            return
+        self._asleep = asleep
+        with self.meter.lock:
+            if asleep:
+                self.pool.close(self._now_us(), "sleep")
+            else:
+                self.pool = self._open_pool(self.meter, self._now_us())
 
     @guarded
     def closed(self, reason: str) -> None:
