@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from ledger import metrics as m
+from ledger.metric import Kind, Metric
 
 LEADS: Final = f"and on (job, instance) {m.LEADER.name}"
 """Keeps what the leader says; an offset and ``== 1`` follow."""
 
 
-def series(metric: m.Metric, *, back: str = "", kept: str = "", **labels: str) -> str:
+def series(metric: Metric, *, back: str = "", kept: str = "", **labels: str) -> str:
     """A selector of ``metric``; of the leader alone where it speaks of the whole ledger.
 
     A label's value that begins with ``~`` is a regular expression. ``back`` is how long ago; ``kept`` keeps the last
@@ -31,15 +32,15 @@ def series(metric: m.Metric, *, back: str = "", kept: str = "", **labels: str) -
     return text if metric.scope != "ledger" else f"({text} {LEADS}{offset} == 1)"
 
 
-def grown(metric: m.Metric, *, by: str, over: str, of_all: str = "sum", **labels: str) -> str:
+def grown(metric: Metric, *, by: str, over: str, of_all: str = "sum", **labels: str) -> str:
     """By how much a counter grew in the time ``over``, where it did; ``of_all`` is ``max`` where replicas repeat it."""
-    assert metric.kind is m.Kind.COUNTER, metric.name
+    assert metric.kind is Kind.COUNTER, metric.name
     now = series(metric, **labels)
     born = f"{now} unless {series(metric, back=over, **labels)}"
     return f"{of_all} by ({by}) (increase({now}[{over}]) > 0 or ({born})) > 0"
 
 
-def risen(metric: m.Metric, *, by: str, over: str, **labels: str) -> str:
+def risen(metric: Metric, *, by: str, over: str, **labels: str) -> str:
     """A gauge's sum less what it was the time ``over`` ago; all of it where it was not there yet."""
     now, before = (f"sum by ({by}) {_braced(series(metric, back=back, **labels))}" for back in ("", over))
     return f"({now} - ({before} or 0 * {now}))"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from grafana_foundation_sdk.cog.builder import Builder
     from grafana_foundation_sdk.cog.variants import Dataquery
 
+    from ledger.metric import Metric
+
 RATE: Final = "$__rate_interval"
 """At least four scrapes; Grafana works it out from the data source's scrape interval."""
 
@@ -61,11 +63,11 @@ class Panel:
     """Makes it a single figure, which is red from here on."""
 
 
-def _engines(metric: m.Metric, part: str = "", **labels: str) -> str:
+def _engines(metric: Metric, part: str = "", **labels: str) -> str:
     return _part(metric, part, engine="~$engine", **labels)
 
 
-def _part(metric: m.Metric, part: str = "", **labels: str) -> str:
+def _part(metric: Metric, part: str = "", **labels: str) -> str:
     """A selector; of ``_bucket`` or another part of a histogram."""
     plain = {label: value for label, value in labels.items() if label != "le"}
     text = series(metric, **plain).replace(metric.name, metric.name + part, 1)
@@ -75,7 +77,7 @@ def _part(metric: m.Metric, part: str = "", **labels: str) -> str:
     return text
 
 
-def _quantiles(metric: m.Metric, by: str, legend: str, *, engines: bool = False) -> tuple[tuple[str, str], ...]:
+def _quantiles(metric: Metric, by: str, legend: str, *, engines: bool = False) -> tuple[tuple[str, str], ...]:
     selector = _engines(metric, "_bucket") if engines else _part(metric, "_bucket")
     keys = f"le, {by}" if by else "le"
     return tuple(

@@ -372,3 +372,18 @@ SCRAPE_TARGETS_MAX = 1_000
 
 SCRAPE_STRETCHES_MAX = 64
 """Stretches between scrapes that one target keeps for periods that nobody has asked for yet: a quarter of an hour."""
+
+SCRAPE_THREADS = 16
+"""Scrapes under way of targets that answered quickly the last time: 240 a second at 15 ms each, 16 if each took 1 s."""
+
+SCRAPE_SLOW_THREADS = 8
+"""And of those that did not: eight that hang for their 5 s, in turn."""
+
+SCRAPE_SLOW_S = 1.0
+"""From here on an answer is slow, and its target is asked on the threads of the slow ones the next time."""
+
+SCRAPE_SLOW_WAITING_MAX = 24
+"""Slow scrapes that wait or run: what eight threads get through in an interval if all hang; more are skipped."""
+
+SCRAPE_ROUNDS_WAITING_MAX = 240
+"""Rounds that wait for the database (an hour); beyond, the oldest is dropped, counted."""

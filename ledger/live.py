@@ -17,11 +17,13 @@ from ledger import metrics as m
 from ledger.core.quantiles import bucket_middle
 from ledger.core.records import Outcome as Ending
 from ledger.ingest import Outcome, Status
+from ledger.metric import ENGINES
 from ledger.store.tables import PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
     from ledger.core.records import Batch, Histogram, PoolOpen, PoolPeriod
-    from ledger.metrics import Labels, Metrics
+    from ledger.metric import Labels, Metric
+    from ledger.metrics import Metrics
 
 _LATENCIES: Final = {
     "queue_us": m.QUEUE_TIME,
@@ -103,7 +105,7 @@ class Live:
             if known is None or known.boot != batch.boot.boot_id:
                 self._forget(engine)
                 known = self._engines[engine] = _Engine(boot=batch.boot.boot_id, shards={})
-                if len(self._engines) > m.ENGINES:
+                if len(self._engines) > ENGINES:
                     gone = next(iter(self._engines))
                     del self._engines[gone]
                     self._forget(gone)
@@ -153,7 +155,7 @@ class Live:
 
     def _show_histogram(self, engine: str, histogram: Histogram) -> None:
         labels: dict[str, str] = dict(histogram.labels)
-        to: tuple[m.Metric, Labels, float] | None = None
+        to: tuple[Metric, Labels, float] | None = None
         if metric := _LATENCIES.get(histogram.name):
             to = metric, (labels.get("scenario", ""), labels.get("priority", "")), 1e6
         elif histogram.name == "step_latency_us":

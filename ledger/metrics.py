@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from ledger import limits
+from ledger import limits, metrics_scraped
+from ledger.metric import ENGINES, LATENCY_S, Kind, Labels, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,39 +30,6 @@ OTHER: Final = "other"
 EXEMPLAR_CHARS_MAX: Final = 100
 """Of the id in an exemplar: OpenMetrics allows 128 characters for names and values together."""
 
-Labels = tuple[str, ...]
-
-
-class Kind(Enum):
-    """Prometheus' word for a metric, in capitals."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """A declaration. ``about`` says how the figure is made; ``name`` of a counter ends in ``_total``.
-
-    ``bound`` is the number of label sets; the next one is counted under :data:`OTHER`. ``scope`` says who has
-    it: each process its own part (``process``), or the leader alone (``ledger``).
-    """
-
-    name: str
-    kind: Kind
-    about: str
-    labels: Labels = ()
-    buckets: tuple[float, ...] = ()
-    bound: int = 1
-    scope: str = "process"
-
-
-LATENCY_S: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
-)  # fmt: skip
-"""From a step to a request that nobody waits for any more; 1 s and 2.5 s lie about the objectives people have."""
-
 LENGTH_TOKENS: Final = (128.0, 512.0, 1000.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 1048576.0)
 """8K is 8 192 tokens; the share of longer requests is a rule's business."""
 
@@ -74,9 +40,6 @@ STEP_S: Final = (
 STEP_REQUESTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 LAG_S: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 600.0, 3600.0, 21600.0, 86400.0)
 JOB_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
-
-ENGINES: Final = 500
-"""Engines with series of their own; a ledger of more is split, or its series are read per replica."""
 
 _FAMILY: Final = 64  # scenarios times priorities, more than people look at
 
@@ -124,13 +87,14 @@ ENGINE_STEP_TIME = Metric(
     about="Time of steps, never overlapping: its rate is how busy the engine's compute is.",
 )  # fmt: skip
 ENGINE_TOKENS = Metric(
-    name="kvledger_engine_tokens_total", kind=Kind.COUNTER, labels=("engine", "source"), bound=ENGINES * 9,
+    name="kvledger_engine_tokens_total", kind=Kind.COUNTER, labels=("engine", "source"), bound=ENGINES * 11,
     about="Tokens by source: prompt positions `computed`, `cached_own`, `cached_others`, `transferred`, "
-    "`unprocessed`; `output` (accepted); and beside these `recomputed`, `drafted`, `rejected`.",
+    "`unprocessed`; `output` (accepted); and beside these `recomputed`, `drafted`, `rejected`. Of scraped engines "
+    "`cached` (whose is not told), and `prompt` where nothing is told apart.",
 )  # fmt: skip
 ENGINE_PREEMPTIONS = Metric(
-    name="kvledger_engine_preemptions_total", kind=Kind.COUNTER, labels=("engine", "reason"), bound=ENGINES * 4,
-    about="Running requests that lost their blocks, by reason.",
+    name="kvledger_engine_preemptions_total", kind=Kind.COUNTER, labels=("engine", "reason"), bound=ENGINES * 5,
+    about="Running requests that lost their blocks, by reason; `unknown` of scraped engines.",
 )  # fmt: skip
 
 # --- requests ---------------------------------------------------------------------------------------------
@@ -310,6 +274,7 @@ DECLARED: Final = (
     ENGINES_KNOWN, HOOK_OFF,
     JOB_RUNS, JOB_TIME, JOB_SUCCEEDED, LEADER, HTTP_REQUESTS, HTTP_TIME, WORKERS_BUSY, WORKERS, THREADS, DISK_FREE,
     BUILD,
+    *metrics_scraped.DECLARED,
 )  # fmt: skip
 
 
@@ -363,6 +328,11 @@ class Metrics(Collector):
             series = self._numbers[metric.name]
             for key in [key for key in series if key[:1] == (first,)]:
                 del series[key]
+
+    def drop(self, metric: Metric, labels: Labels) -> None:
+        """Drop one series of a gauge: its figure is not known any more."""
+        with self._lock:
+            self._numbers[metric.name].pop(labels, None)
 
     def observe(self, metric: Metric, labels: Labels, value: float) -> None:
         """Put ``value`` into a histogram."""

@@ -36,6 +36,8 @@ class Why(StrEnum):
     CUT_OFF = "cut_off"
     NOT_HTTP = "not_http"
     NOT_METRICS = "not_metrics"
+    NO_FIGURES = "no_figures"
+    FAULT = "fault"
 
 
 class Unfetched(Exception):  # noqa: N818 - an everyday answer of a network

@@ -96,7 +96,7 @@ class Series:
 
     def __init__(self, engine: str, *, rounded: bool = False) -> None:
         self._engine = engine
-        self._rounded = rounded
+        self.rounded = rounded
         self._last: tuple[int, Reading] | None = None
         self._stretches: list[Stretch] = []
         self._answers: list[int] = []
@@ -111,6 +111,11 @@ class Series:
     def dead(self) -> frozenset[Figure]:
         """Gauges that say nothing while requests run."""
         return frozenset(self._dead)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is time of which no record was made yet."""
+        return bool(self._stretches)
 
     def failed(self, at_us: int) -> None:
         """A scrape was not answered."""
@@ -195,7 +200,7 @@ class Series:
         if share or share is None:
             self._empty_kv = 0
             self._dead.discard(Figure.KV_ACTIVE)
-        elif after.running and not self._rounded:
+        elif after.running and not self.rounded:
             self._empty_kv += 1
             if self._empty_kv >= DEAD_KV_SCRAPES:
                 self._dead.add(Figure.KV_ACTIVE)

@@ -30,6 +30,7 @@ from ledger.core.periods import HOUR_US, period_start
 from ledger.errors import LedgerError, UsageError
 from ledger.ingest import Status
 from ledger.jobs.runner import Runner
+from ledger.jobs.scraping import Scraping
 from ledger.jobs.work import jobs_of
 from ledger.pricebook import Price
 from ledger.producer import Plan, Sent, Told, prepare, producing
@@ -98,6 +99,7 @@ def serve(args: Namespace) -> int:
             leads=Leadership(ledger.database).held,
             clock_us=now_us,
         )
+        scraping = Scraping(service, leads=lambda: runner.leading)
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(service),
@@ -113,6 +115,7 @@ def serve(args: Namespace) -> int:
         _tell(url, first, ledger, demo=args.demo)
         settle_memory()
         runner.start()
+        scraping.start()
         over = threading.Event()
         serving = threading.Thread(target=_run, args=(server, listener, over), name="http")
         serving.start()
@@ -126,6 +129,7 @@ def serve(args: Namespace) -> int:
         finally:
             server.should_exit = True
             serving.join()
+            scraping.stop()
             runner.stop()
             service.gate.write_uses()
         print("stopped; the books are whole, start it again to go on with them")

@@ -62,3 +62,15 @@ class ScrapedPeriod:
     latencies: tuple[ScrapedLatency, ...] = ()
     signs: tuple[tuple[str, int], ...] = field(default=())
     """What was odd, as ``sign`` or ``sign:figure``, sorted, with how often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What one way of knowing an engine says of a stretch of time, to be held against another way."""
+
+    covered_us: int
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    kv_active_ppm: int | None = None
+    running_milli: int | None = None
+    """Mean number of running requests, in thousandths."""

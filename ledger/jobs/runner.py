@@ -66,6 +66,8 @@ class Runner:
         self._leads = leads
         self._clock_us = clock_us
         self._stopping = threading.Event()
+        self.leading = False
+        """Whether this process runs the jobs now."""
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             # A thread for each job: one that takes long (an audit) must not make another late.
@@ -107,18 +109,22 @@ class Runner:
             self._stopping.wait(LEAD_EVERY_S)
         else:
             return
-        self._metrics.put(m.LEADER, (), 1)
+        self._leading(leads=True)
         for job in self._jobs.values():
             self._scheduler.add_job(self.run, job.trigger, args=(job.name,), id=job.name, misfire_grace_time=job.late_s)
         self._scheduler.start()
         while not self._stopping.wait(LEAD_EVERY_S):
             leads = self._lead()
-            self._metrics.put(m.LEADER, (), int(leads))
+            self._leading(leads=leads)
             if leads and self._scheduler.state == STATE_PAUSED:
                 self._scheduler.resume()
             elif not leads and self._scheduler.state == STATE_RUNNING:
                 self._scheduler.pause()
         self._scheduler.shutdown(wait=True)
+
+    def _leading(self, *, leads: bool) -> None:
+        self.leading = leads
+        self._metrics.put(m.LEADER, (), int(leads))
 
     def _lead(self) -> bool:
         try:

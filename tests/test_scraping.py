@@ -1,0 +1,245 @@
+"""Scraping in the service: targets follow the ledger, what they say goes to the metrics and to the store."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from batches import Life
+from booking import A
+from booking import stretch as hooked_periods
+from scraped import S
+from serving import START, Served
+
+from ledger import audit, ingest, limits
+from ledger import metrics as m
+from ledger import metrics_scraped as ms
+from ledger.collectors.fetch import Place, Unfetched, Why
+from ledger.core.records import PERIOD_US, Origin
+from ledger.errors import StoreError
+from ledger.jobs.scraping import COMPARED_US, Scraping
+from ledger.store import receipt, sample_reads, scrapes
+
+if TYPE_CHECKING:
+    from ledger.core.scraped import ScrapedPeriod
+
+VLLM = """\
+vllm:num_requests_running{engine="0",model_name="m"} 2
+vllm:num_requests_waiting{engine="0",model_name="m"} 1
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1001"} 1
+vllm:generation_tokens_total{engine="0",model_name="m"} %(ten)d
+vllm:prompt_tokens_total{engine="0",model_name="m"} %(ten)d
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} %(one)d
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} %(one)d
+vllm:e2e_request_latency_seconds_bucket{engine="0",le="1.0",model_name="m"} %(one)d
+vllm:e2e_request_latency_seconds_bucket{engine="0",le="+Inf",model_name="m"} %(one)d
+vllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} %(one)d
+vllm:e2e_request_latency_seconds_sum{engine="0",model_name="m"} %(one)d
+"""
+DCGM = 'DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-1"} 5\nDCGM_FI_DEV_FB_FREE{gpu="0",UUID="GPU-1"} 7\n'
+
+
+class Driven:
+    """A service that scrapes in a time that the test moves; engines answer at once."""
+
+    def __init__(self, served: Served, **answers: str | Unfetched) -> None:
+        self.served = served
+        self.answers = answers
+        self.leads = True
+        self.began_us = served.clock.us
+        self.scraping = Scraping(served.service, leads=lambda: self.leads, mono_s=served.clock.mono, get=self.get)
+        self.scraping._scraper._next_us = served.clock.us // PERIOD_US * PERIOD_US
+        for name in answers:
+            self.add(name)
+
+    @property
+    def metrics(self) -> m.Metrics:
+        return self.served.service.metrics
+
+    def add(self, name: str, kind: str = "auto") -> None:
+        self.served.service.database.write(
+            lambda c: scrapes.add_target(c, engine=name, url=f"http://{name}/", kind=kind, now_us=self.served.clock.us)
+        )
+
+    def get(self, place: Place) -> bytes:
+        answer = self.answers[place.host]
+        if isinstance(answer, Unfetched):
+            raise answer
+        seconds = (self.served.clock.us - self.began_us) // S
+        return (answer % {"ten": 10 * seconds, "one": seconds}).encode()
+
+    def live(self, seconds: float) -> None:
+        until_us = self.served.clock.us + int(seconds * S)
+        while self.served.clock.us < until_us:
+            self.served.clock.us += S // 2
+            self.scraping._try(self.scraping._step)
+            self.scraping._scraper.tick()
+            ends_s = time.monotonic() + 5
+            while any(state.busy for state in self.scraping._scraper._states.values()):
+                assert time.monotonic() < ends_s
+                time.sleep(0.0005)
+
+    def records(self, engine: str) -> tuple[ScrapedPeriod, ...]:
+        with self.served.service.database.read() as connection:
+            return scrapes.scraped_between(connection, START - 3600 * S, START + 24 * 3600 * S).get(engine, ())
+
+
+def test_an_engine_without_a_hook_is_shown_by_its_own_words(empty: Served) -> None:
+    driven = Driven(empty, engine=VLLM)
+    driven.live(120)
+    metrics = driven.metrics
+    assert metrics.value(ms.TARGETS) == 1
+    assert metrics.value(ms.METHOD, ("engine", "scraped")) == 1
+    assert metrics.value(ms.REQUESTS_NOW, ("engine", "running")) == 2
+    assert metrics.value(m.KV_UTILIZATION, ("engine", "scraped", "dp0")) == 0.25
+    assert metrics.value(m.KV_BLOCKS, ("engine", "scraped", "dp0", "active")) == 250
+    moved = metrics.value(m.ENGINE_TOKENS, ("engine", "output"))
+    assert 900 <= moved <= 1200
+    assert metrics.value(m.ENGINE_TOKENS, ("engine", "prompt")) == moved
+    assert metrics.value(m.REQUESTS, ("", "finished")) == metrics.value(m.REQUESTS, ("", "aborted")) == moved / 10
+    assert metrics.count(m.END_TO_END_TIME, ("", "")) == moved / 10
+    assert metrics.value(ms.SCRAPES, ("engine", "answered")) == 8
+    assert metrics.value(ms.ROUNDS_WAITING) == 0
+    assert metrics.value(ms.SCRAPED, ("engine",)) > START / 1e6
+
+
+def test_what_is_said_is_kept_by_period_and_sums_to_what_the_counters_moved(empty: Served) -> None:
+    driven = Driven(empty, engine=VLLM)
+    driven.live(600)
+    found = driven.records("engine")
+    whole = [record for record in found if record.end_us - record.start_us == PERIOD_US]
+    assert len(whole) >= 34
+    assert all(record.output_tokens == 150 for record in whole[1:])
+    assert all(record.finished == (("abort", 15), ("stop", 15)) for record in whole[1:])
+    assert whole[3].running_us == 2 * PERIOD_US
+    assert whole[3].kv_active_ppm == 250_000
+    assert audit.audit(empty.service.database) == ()
+
+
+def test_a_target_that_is_removed_is_left_alone_and_its_gauges_go(empty: Served) -> None:
+    driven = Driven(empty, engine=VLLM)
+    driven.live(60)
+    empty.service.database.write(lambda c: scrapes.remove_target(c, "engine", now_us=empty.clock.us))
+    driven.live(30)
+    asked = driven.metrics.value(ms.SCRAPES, ("engine", "answered"))
+    driven.live(60)
+    assert driven.metrics.value(ms.SCRAPES, ("engine", "answered")) == asked
+    assert driven.metrics.value(ms.REQUESTS_NOW, ("engine", "running")) == 0
+    assert driven.metrics.value(ms.TARGETS) == 0
+    driven.live(120)
+    assert driven.metrics.value(ms.METHOD, ("engine", "scraped")) == 0
+
+
+def test_who_does_not_lead_scrapes_nobody(empty: Served) -> None:
+    driven = Driven(empty, engine=VLLM)
+    driven.leads = False
+    driven.live(60)
+    assert driven.metrics.value(ms.SCRAPES, ("engine", "answered")) == 0
+    driven.leads = True
+    driven.live(60)
+    assert driven.metrics.value(ms.SCRAPES, ("engine", "answered")) > 0
+
+
+def test_a_ledger_that_turned_out_simulated_scrapes_nobody(empty: Served) -> None:
+    driven = Driven(empty, engine=VLLM)
+    empty.service.database.write(lambda c: receipt.fix_origin(c, Origin.SIMULATED, empty.clock.us))
+    driven.live(60)
+    assert driven.metrics.value(ms.SCRAPES, ("engine", "answered")) == 0
+
+
+def test_a_failure_is_counted_by_reason_and_in_a_row(empty: Served) -> None:
+    driven = Driven(empty, down=Unfetched(Why.UNREACHABLE, "refused"), page="<html>\n")
+    driven.live(61)
+    assert driven.metrics.value(ms.SCRAPES, ("down", "unreachable")) == 4
+    assert driven.metrics.value(ms.SCRAPES, ("page", "not_metrics")) == 4
+    assert driven.metrics.value(ms.FAILING, ("down",)) == 4
+    assert driven.records("down") == ()
+
+
+def test_a_round_that_the_database_does_not_take_is_written_later(
+    empty: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = Driven(empty, engine=VLLM)
+    real = scrapes.write_round
+
+    def refuse(*args: object, **more: object) -> None:
+        raise StoreError("stayed locked")
+
+    monkeypatch.setattr(scrapes, "write_round", refuse)
+    driven.live(180)
+    waiting = driven.metrics.value(ms.ROUNDS_WAITING)
+    assert waiting >= 7
+    assert driven.records("engine") == ()
+    monkeypatch.setattr(scrapes, "write_round", real)
+    driven.live(15)
+    assert driven.metrics.value(ms.ROUNDS_WAITING) == 0
+    assert len(driven.records("engine")) >= waiting
+
+
+def test_rounds_that_cannot_wait_any_longer_are_counted(empty: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCRAPE_ROUNDS_WAITING_MAX", 3)
+    driven = Driven(empty, engine=VLLM)
+    monkeypatch.setattr(Scraping, "_write", lambda self: None)
+    driven.live(180)
+    assert driven.metrics.value(ms.ROUNDS_DROPPED) >= 4
+    assert len(driven.scraping._rounds) == 3
+
+
+def test_what_an_exporter_says_is_booked_as_the_samples_of_an_agent(
+    empty: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = Driven(empty)
+    driven.answers["gpus"] = DCGM
+    driven.add("gpus", "dcgm")
+    real = scrapes.write_round
+    failed = []
+
+    def fail_once(*args: object, **more: object) -> None:
+        if not failed:
+            failed.append(True)
+            raise StoreError("stayed locked")
+        real(*args, **more)
+
+    monkeypatch.setattr(scrapes, "write_round", fail_once)
+    driven.live(180)
+    with empty.service.database.read() as connection:
+        (boot,) = sample_reads.agent_boots(connection)
+        stored = list(sample_reads.stored_samples(connection, boot))
+    assert failed
+    assert [each.batch.seq for each in stored] == list(range(1, len(stored) + 1))
+    assert len(stored) >= 7
+    (gpu,) = stored[0].batch.samples
+    assert (gpu.gpu, gpu.used_bytes.mean, gpu.free_bytes.mean) == ("GPU-1", 5 << 20, 7 << 20)
+    assert stored[0].batch.gpus is not None
+    assert stored[1].batch.gpus is None
+    assert audit.audit(empty.service.database) == ()
+
+
+def deliver(served: Served, life: Life, until_us: int, *, opens: bool = False) -> None:
+    for batch in hooked_periods(life, until_us, {A: (400, 0)}, opens=opens):
+        outcome = ingest.accept(served.service.database, life.send(batch), batch.end_us)
+        assert outcome.refusal is None, outcome.refusal
+        served.service.live.answered(outcome, batch.end_us)
+
+
+def test_an_engine_with_a_hook_is_shown_by_it_and_the_difference_is_a_metric(empty: Served) -> None:
+    empty.clock.us = START
+    driven = Driven(empty)
+    driven.answers["engine-a"] = VLLM
+    life = Life(start_us=START, origin=Origin.LIVE)
+    ingest.accept(empty.service.database, life.send(life.announce()), START)
+    driven.add("engine-a")
+    for number in range(8):
+        deliver(empty, life, START + (number + 1) * 60 * S, opens=number == 0)
+        driven.live(60)
+        empty.service.kept.forget()
+    metrics = driven.metrics
+    assert metrics.value(ms.METHOD, ("engine-a", "hook")) == metrics.value(ms.METHOD, ("engine-a", "scraped")) == 1
+    assert metrics.value(m.KV_UTILIZATION, ("engine-a", "scraped", "dp0")) == 0
+    # 400 of the hook's 1 000 blocks against 25 % by the gauge.
+    assert metrics.value(ms.DIFFERENCE, ("engine-a", "kv_active")) == pytest.approx((0.25 - 0.4) / 0.4)
+    # 7 tokens a period by the hook against 150.
+    assert metrics.value(ms.DIFFERENCE, ("engine-a", "output_tokens")) == pytest.approx(143 / 150, abs=0.01)
+    assert COMPARED_US == 300 * S
