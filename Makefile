@@ -25,8 +25,8 @@ $(VENV)/.service: pyproject.toml | $(VENV)/bin/pip
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
-	@echo "installing kvledger[service,postgres] and the test tools into $(VENV) ..."
-	@$(BIN)/pip install --quiet --group dev --editable '.[service,postgres]'
+	@echo "installing kvledger[service,postgres,agent] and the test tools into $(VENV) ..."
+	@$(BIN)/pip install --quiet --group dev --editable '.[service,postgres,agent]'
 	@touch $@ $(VENV)/.service
 
 run: $(VENV)/.service ## set up, and start the service with a simulated day behind it and two engines reporting

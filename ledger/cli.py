@@ -30,6 +30,7 @@ INSTALLS = {
         "service",
     ),
     "psycopg": "postgres",
+    "pynvml": "agent",
 }
 """Which extra brings a package that the bare install does without."""
 

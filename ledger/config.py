@@ -30,7 +30,7 @@ ENV_PREFIX = "KVLEDGER_"
 ENV_OF_OTHERS = re.compile(
     r"KVLEDGER_(CONFIG|TRACES|PORT(_.*)?|SERVICE_(HOST|PORT(_.*)?)|ENABLED|URL|TOKEN(_FILE)?|CA_FILE|TIMEOUT"
     r"|SPOOL(_BYTES|_AGE|_FSYNC)?|ENGINE|CLUSTER|NAMESPACE|POD|HOST|TRUSTED_PEERS|KEYS|PSEUDONYMS|PSEUDONYM_KEY"
-    r"|HANDOVER_KEY|PROFILE_EVERY)"
+    r"|HANDOVER_KEY|PROFILE_EVERY|AGENT|WATCH)"
 )
 """Names with our prefix that are no settings: where the file and the traces lie, what an engine beside us sends by,
 and what Kubernetes puts into every pod beside a Service that is called ``kvledger``."""

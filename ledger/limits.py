@@ -103,6 +103,9 @@ PROCESSES_MAX = 1_024
 TROUBLES_MAX = 1_024
 """Kinds of trouble in one period: a few reasons for each GPU."""
 
+NVML_BEGINS_MAX = 8
+"""Times that a driver was begun with and not ended, at most: a look that hung may leave one behind."""
+
 READINGS_MAX = 15_000
 """Readings of a period: one each millisecond; an agent of ours takes one a second."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["commandline", "databases", "serving"]
+pytest_plugins = ["commandline", "databases", "nvml.stub", "serving"]
 
 collect_ignore = ["vllm"]
 """The suite of a real vLLM runs in vLLM's own environment: `make test-vllm`."""

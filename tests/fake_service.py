@@ -157,7 +157,7 @@ class FakeService:
         decoded = wire.decode(raw)
         assert not isinstance(decoded, Refusal), decoded
         batch = decoded.batch
-        key = (batch.source.engine, batch.boot.boot_id, batch.seq)
+        key = (wire.chain_of(batch)[1], batch.boot.boot_id, batch.seq)
         with self.changed:
             known = key in self.batches
             self.repeats += known

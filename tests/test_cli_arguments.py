@@ -69,7 +69,7 @@ def test_the_documented_commands_are_there() -> None:
         "months close", "months list", "db upgrade", "db current", "db check",
         "quarantine list", "quarantine show", "quarantine retry",
         "serve", "engines", "tokens add", "tokens list", "tokens revoke", "sources list", "config show", "config check",
-        "doctor", "ingest", "drill outage", "inspect",
+        "doctor", "ingest", "drill outage", "inspect", "agent",
         "collect add", "collect list", "collect remove",
     }  # fmt: skip
 

@@ -58,6 +58,10 @@ def main() -> None:
         assert "kvledger" in run(kvledger, "--version", cwd=here)
         assert "replay" in run(kvledger, "--help", cwd=here)
 
+        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[agent]", cwd=here)
+        tried = subprocess.run([kvledger, "agent", "--once"], capture_output=True, text=True, check=False)
+        assert "GPU" in tried.stdout, tried
+
         run(python, "-m", "pip", "install", "--quiet", f"{wheel}[service]", cwd=here)
         (here / "trace.csv").write_text(TRACE.replace("\\n", "\n"))
         database = f"sqlite:///{here / 'books.db'}"
@@ -68,7 +72,7 @@ def main() -> None:
         assert report["bill_nanos"] > 0, report
         assert sum(line["amount_nanos"] for line in report["lines"]) == report["bill_nanos"], report
         run(kvledger, "audit", "--database", database, cwd=here)
-        print(f"{wheel.name}: bare and service installs work from an empty environment")
+        print(f"{wheel.name}: bare, agent and service installs work from an empty environment")
 
 
 if __name__ == "__main__":

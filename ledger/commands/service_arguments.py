@@ -72,6 +72,20 @@ def add(commands: Commands) -> None:
     _parent(made)
 
     made = commands.add(
+        "agent",
+        "agent:run",
+        "Sample this host's GPUs and processes, and report to a service.",
+        "kvledger agent --once",
+        more=(
+            "Where to is said by KVLEDGER_URL (http://127.0.0.1:8790) and KVLEDGER_TOKEN (one for ingest), the rest\n"
+            "by the hook's variables, KVLEDGER_AGENT and KVLEDGER_WATCH (docs/collectors.md). Wants kvledger[agent]."
+        ),
+        ledger=False,
+    )
+    made.add_argument("--once", action="store_true", help="print what is seen, and end; exit 1 if anything is wrong")
+    made.add_argument("--format", choices=("table", "json"), default="table", help="of --once; default: table")
+
+    made = commands.add(
         "engines",
         "engines:run",
         "Run reference engines in real time under the mixed workload, reporting to a service.",

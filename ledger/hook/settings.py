@@ -316,34 +316,34 @@ VARIABLES: Final = frozenset(variable.name for variable in DECLARED)
 
 def load(environ: Mapping[str, str]) -> HookSettings:
     """Settings of ``environ`` over the defaults. Raises :class:`UsageError` for the first that cannot be used."""
-    urls, token, token_file = _read(environ, URL), _read(environ, TOKEN), _read(environ, TOKEN_FILE)
+    urls, token, token_file = read(environ, URL), read(environ, TOKEN), read(environ, TOKEN_FILE)
     if token and token_file:
         raise UsageError("KVLEDGER_TOKEN and KVLEDGER_TOKEN_FILE are both set: leave one of them out")
     if urls and not token and not token_file:
         raise UsageError("KVLEDGER_URL is set and no token: set KVLEDGER_TOKEN (kvledger tokens add --scope ingest)")
-    pseudonyms, pseudonym_key = _read(environ, PSEUDONYMS), _read(environ, PSEUDONYM_KEY)
+    pseudonyms, pseudonym_key = read(environ, PSEUDONYMS), read(environ, PSEUDONYM_KEY)
     if pseudonyms is not Pseudonyms.NONE and not pseudonym_key:
         raise UsageError(
             f"KVLEDGER_PSEUDONYMS = {pseudonyms.value} wants KVLEDGER_PSEUDONYM_KEY: {PSEUDONYM_KEY.limit}"
         )
-    networks, unix = _read(environ, TRUSTED_PEERS)
-    keys = _read(environ, KEYS)
+    networks, unix = read(environ, TRUSTED_PEERS)
+    keys = read(environ, KEYS)
     return HookSettings(
-        enabled=_read(environ, ENABLED),
+        enabled=read(environ, ENABLED),
         urls=urls,
         token=token,
         token_file=token_file,
-        ca_file=_read(environ, CA_FILE),
-        timeout_s=float(_read(environ, TIMEOUT)),
-        spool=_read(environ, SPOOL),
-        spool_bytes=_read(environ, SPOOL_BYTES),
-        spool_age_s=_read(environ, SPOOL_AGE),
-        spool_fsync=_read(environ, SPOOL_FSYNC),
-        engine=_read(environ, ENGINE),
-        cluster=_read(environ, CLUSTER),
-        namespace=_read(environ, NAMESPACE),
-        pod=_read(environ, POD),
-        host=_read(environ, HOST),
+        ca_file=read(environ, CA_FILE),
+        timeout_s=float(read(environ, TIMEOUT)),
+        spool=read(environ, SPOOL),
+        spool_bytes=read(environ, SPOOL_BYTES),
+        spool_age_s=read(environ, SPOOL_AGE),
+        spool_fsync=read(environ, SPOOL_FSYNC),
+        engine=read(environ, ENGINE),
+        cluster=read(environ, CLUSTER),
+        namespace=read(environ, NAMESPACE),
+        pod=read(environ, POD),
+        host=read(environ, HOST),
         trust=Trust(
             networks=networks,
             unix=unix,
@@ -351,8 +351,8 @@ def load(environ: Mapping[str, str]) -> HookSettings:
             pseudonyms=pseudonyms,
             pseudonym_key=pseudonym_key,
         ),
-        handover_key=_read(environ, HANDOVER_KEY),
-        profile_every=_read(environ, PROFILE_EVERY),
+        handover_key=read(environ, HANDOVER_KEY),
+        profile_every=read(environ, PROFILE_EVERY),
     )
 
 
@@ -437,7 +437,8 @@ def read_keys(path: Path) -> dict[bytes, str]:
     return found
 
 
-def _read(environ: Mapping[str, str], variable: Variable[T]) -> T:
+def read(environ: Mapping[str, str], variable: Variable[T]) -> T:
+    """The value of one variable. Raises :class:`UsageError` where it cannot be used."""
     text = environ.get(variable.name, "").strip() or variable.default
     try:
         return variable.parse(text)
