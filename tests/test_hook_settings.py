@@ -17,6 +17,7 @@ from ledger.core.records import Batch, Boot, Group, Origin, Source
 from ledger.errors import UsageError
 from ledger.hook import settings as hook
 from ledger.hook.identity import Ignored, Pseudonyms
+from ledger.hook.keys import read_keys
 from ledger.hook.meter import Meter
 from ledger.outbox.drain import Outbox
 
@@ -161,7 +162,7 @@ def test_a_map_of_keys_that_cannot_be_used_names_the_line(tmp_path: Path, text: 
     path = tmp_path / "keys"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=says) as caught:
-        hook.read_keys(path)
+        read_keys(path)
     assert "my-plain-key" not in str(caught.value)
 
 

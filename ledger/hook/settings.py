@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from ledger import limits
 from ledger.errors import LedgerError, UsageError
 from ledger.hook.identity import UNIX, Pseudonyms, Trust
+from ledger.hook.keys import KeyFile
 from ledger.outbox.drain import Outbox
 from ledger.outbox.post import HttpPost
 from ledger.outbox.spool import Spool
@@ -276,7 +277,7 @@ KEYS = Variable(
     name="KVLEDGER_KEYS",
     default="",
     limit="a file of lines `TENANT sha256:HEX`",
-    about="The tenant that an API key belongs to, by the key's SHA-256.",
+    about="The tenant that an API key belongs to, by the key's SHA-256. Read again when it changes.",
     parse=_path,
 )
 PSEUDONYMS = Variable(
@@ -347,7 +348,7 @@ def load(environ: Mapping[str, str]) -> HookSettings:
         trust=Trust(
             networks=networks,
             unix=unix,
-            tenants_by_key=read_keys(keys) if keys is not None else {},
+            tenants_by_key=KeyFile(keys) if keys is not None else {},
             pseudonyms=pseudonyms,
             pseudonym_key=pseudonym_key,
         ),
@@ -412,29 +413,6 @@ def outbox_of(settings: HookSettings) -> Outbox:
             fsync=settings.spool_fsync,
         ),
     )
-
-
-def read_keys(path: Path) -> dict[bytes, str]:
-    """The map from the SHA-256 of API keys to tenants; blank lines and lines that begin with # are left out."""
-    found: dict[bytes, str] = {}
-    way_out = "a line is TENANT sha256:HEX, HEX by: printf %s KEY | sha256sum"
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{KEYS.name} = {path}: it cannot be read: {error}; {way_out}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        tenant, _, digest = line.strip().rpartition(" ")
-        tenant = tenant.strip()
-        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest) or not 0 < len(tenant) <= limits.IDENTITY_CHARS_MAX:
-            raise UsageError(f"{path}:{number}: it is no pair of tenant and key; {way_out}")
-        raw = bytes.fromhex(digest[7:])
-        if found.setdefault(raw, tenant) != tenant:
-            raise UsageError(f"{path}:{number}: the same key belongs to {found[raw]} already; a key has one tenant")
-        if len(found) > limits.IDENTITY_KEYS_MAX:
-            raise UsageError(f"{path}: more than {limits.IDENTITY_KEYS_MAX} keys")
-    return found
 
 
 def read(environ: Mapping[str, str], variable: Variable[T]) -> T:
