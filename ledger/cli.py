@@ -93,7 +93,7 @@ def _command(handler: str, command: str) -> Callable[[Namespace], int]:
             raise
         raise UsageError(
             f"`kvledger {command}` needs {missing.name}, which the bare install goes without: "
-            f"pip install 'kvledger[{extra}]'"
+            f"pip install '.[{extra}]' in a clone of the repository (docs/operating.md)"
         ) from missing
     return cast("Callable[[Namespace], int]", found)
 

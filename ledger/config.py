@@ -194,7 +194,7 @@ DATABASE = Setting(
     name="database",
     default="",
     limit="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; empty: kvledger.db in `state_dir`",
-    about="The ledger. SQLite needs no server; PostgreSQL wants the install `kvledger[postgres]`.",
+    about="The ledger. SQLite needs no server; PostgreSQL wants the extra `postgres` installed.",
     parse=_database,
 )
 CURRENCY = Setting(

@@ -96,7 +96,7 @@ def test_the_bare_install_answers_help_and_names_the_install_that_a_command_need
     for argv in (["audit"], ["usage"], ["db", "upgrade"], ["replay", "trace.csv"], ["demo"]):
         done = bare(*argv)
         assert done.returncode == USAGE, done
-        assert "pip install 'kvledger[service]'" in done.stderr
+        assert "pip install '.[service]' in a clone" in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
 
 

@@ -18,18 +18,21 @@ from typing import TYPE_CHECKING
 from ledger import limits
 from ledger.core.periods import period_start
 from ledger.errors import UsageError
-from ledger.outbox.drain import Outbox
-from ledger.outbox.post import HttpPost
-from ledger.outbox.spool import Spool
+from ledger.hook import settings as hook
 from ledger.reference.engine import Engine, EngineConfig, engine_of
 from ledger.reference.policy import Policy
 from ledger.reference.workload import mixed_day
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from ledger.hook.settings import HookSettings
+    from ledger.outbox.drain import Outbox
     from ledger.reference.request import TraceRequest
+
+REPORTING = tuple(each.name for each in (hook.URL, hook.TOKEN, hook.TOKEN_FILE, hook.CA_FILE, hook.TIMEOUT))
+"""What these engines take of a hook's environment; the rest is about engines of another kind."""
 
 TICK_S = 0.25
 """Between two looks at the clock: engines simulate what has passed, in one go."""
@@ -46,15 +49,13 @@ LOAD_US = 5_000_000
 
 def run(args: Namespace) -> int:
     """Run until it is told to stop; then close the engines and send what is left."""
-    url, token = os.environ.get("KVLEDGER_URL", ""), os.environ.get("KVLEDGER_TOKEN", "")
-    if not url.startswith(("http://", "https://")) or not token:
-        raise UsageError("KVLEDGER_URL and KVLEDGER_TOKEN say where to report; set both, as --help shows")
+    settings = _settings(os.environ)
+    # One for each engine, as each engine of the real world has its own.
+    outboxes = [_outbox(settings, args.spool and Path(args.spool) / str(number)) for number in range(args.engines)]
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     load = mixed_day(args.seed)
-    # One for each engine, as each engine of the real world has its own.
-    outboxes = [_outbox(url, token, args.spool and Path(args.spool) / str(number)) for number in range(args.engines)]
     start_us = period_start(time.time_ns() // 1000)
     began_s = time.monotonic() - (time.time_ns() / 1e9 - start_us / 1e6)
     fleet = [
@@ -86,10 +87,16 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _outbox(url: str, token: str, spool: Path | None) -> Outbox:
-    made = Outbox(
-        [HttpPost(url, token=lambda: token)], None if spool is None else lambda tally: Spool(spool, tally=tally)
-    )
+def _settings(environ: Mapping[str, str]) -> HookSettings:
+    """Where to report, read as a hook reads it. UsageError for what cannot be used, or is not said."""
+    found = hook.load({name: environ[name] for name in REPORTING if name in environ})
+    if not found.urls:
+        raise UsageError("KVLEDGER_URL and KVLEDGER_TOKEN say where to report; set both, as --help shows")
+    return found
+
+
+def _outbox(settings: HookSettings, spool: Path | None) -> Outbox:
+    made = hook.outbox_of(replace(settings, spool=spool))
     made.start()
     return made
 

@@ -302,7 +302,9 @@ def _engines(ledger: Ledger, url: str) -> Iterator[None]:
     command = [sys.executable, "-m", "ledger", "engines", "--spool", str(spool), "--parent", str(os.getpid())]
     engines = subprocess.Popen(  # noqa: S603 - our own command
         command,
-        env={**os.environ, "KVLEDGER_URL": url, "KVLEDGER_TOKEN": token, "PYTHONPATH": _path()},
+        # Whatever else is said about reporting is not about these.
+        env={name: value for name, value in os.environ.items() if not name.startswith("KVLEDGER_")}
+        | {"KVLEDGER_URL": url, "KVLEDGER_TOKEN": token, "PYTHONPATH": _path()},
         start_new_session=True,
     )
     try:

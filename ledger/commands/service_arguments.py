@@ -91,7 +91,8 @@ def add(commands: Commands) -> None:
         "Run reference engines in real time under the mixed workload, reporting to a service.",
         "kvledger engines --engines 2",
         more=(
-            "Where to is said by KVLEDGER_URL (http://127.0.0.1:8790) and KVLEDGER_TOKEN (one for ingest).\n"
+            "Where to is said by KVLEDGER_URL (http://127.0.0.1:8790) and KVLEDGER_TOKEN (one for ingest), or by\n"
+            "KVLEDGER_TOKEN_FILE; KVLEDGER_CA_FILE and KVLEDGER_TIMEOUT count, too (docs/hook-settings.md).\n"
             "Simulated engines, for a simulated ledger."
         ),
         ledger=False,

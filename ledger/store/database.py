@@ -244,4 +244,6 @@ def _postgresql(url: URL, *, durable: bool) -> Engine:
             pool_size=limits.STORE_POOL_CONNECTIONS,
         )
     except (ImportError, NoSuchModuleError) as error:
-        raise UsageError("the PostgreSQL driver is missing; install kvledger[service,postgres]") from error
+        raise UsageError(
+            "the PostgreSQL driver is missing; pip install '.[service,postgres]' in a clone of the repository"
+        ) from error
