@@ -48,6 +48,28 @@ def test_an_asset_is_registered_assigned_and_retired(empty: CommandLine) -> None
     assert (price["asset"], price["nanos_per_hour"], price["per_hour"]) == ("gpu-7", 2_950_000_000, "2.95")
 
 
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (("--from", "2026-11-05T00:00:00Z"), ""),
+        (("--from", "2026-11-04T23:59:45Z"), "until then the assignment counts for nothing"),
+        (("--from", "2026-11-01T00:00:00Z", "--to", "2026-11-05T00:00:00Z"), "the assignment counts for nothing"),
+        (("--from", "2026-11-09T00:00:00Z"), "the assignment counts for nothing"),
+    ],
+)
+def test_an_assignment_outside_the_time_that_its_asset_is_paid_for_is_taken_and_told(
+    empty: CommandLine, times: tuple[str, ...], says: str
+) -> None:
+    empty("assets", "add", "gpu-7", "--from", "2026-11-05T00:00:00Z")
+    empty("assets", "retire", "gpu-7", "--at", "2026-11-09T00:00:00Z")
+    answer = empty("assets", "assign", "gpu-7", "chat-0", *times)
+    assert (answer.code, "chat-0 has 1 of gpu-7" in answer.out) == (0, True)
+    assert says in answer.err
+    assert answer.err.count("\n") == bool(says)
+    if says:
+        assert "gpu-7 is paid for from 2026-11-05T00:00:00Z to 2026-11-09T00:00:00Z" in answer.err
+
+
 def test_saying_the_same_thing_twice_writes_one_row(empty: CommandLine) -> None:
     for command in (
         ("assets", "add", "gpu-7", "--price", "2.95", *FROM),
@@ -165,6 +187,33 @@ def test_tenants_that_were_seen_and_registered_stand_in_one_list(replayed: Comma
     found = {row["tenant"]: row for row in listed(replayed, "tenants")}
     assert {name: row["registered"] for name, row in found.items()} == {"azure": True, "system": False}
     assert (found["azure"]["cost_center"], found["azure"]["zone"]) == ("4711", "Europe/Berlin")
+
+
+def tenant(kvledger: CommandLine, *more: str) -> dict[str, Any]:
+    """What is known of a tenant after something more was said of it."""
+    assert kvledger("tenants", "add", "acme", *more).code == 0
+    (found,) = listed(kvledger, "tenants")
+    return {key: value for key, value in found.items() if value and key not in {"tenant", "registered"}}
+
+
+def test_what_is_not_said_again_of_a_tenant_stays_and_what_is_cleared_goes(empty: CommandLine) -> None:
+    said = ("--display", "Acme", "--label", "team=search", "--label", "site=a", "--contact", "ann", "--zone", "UTC")
+    first = tenant(empty, *said)
+    assert first == {"display": "Acme", "labels": "site=a team=search", "contacts": "ann", "zone": "UTC"}
+    assert tenant(empty) == first
+    assert tenant(empty, "--label", "team=ads", "--contact", "bob", "--cost-center", "4711") == first | {
+        "labels": "site=a team=ads", "contacts": "ann bob", "cost_center": "4711",
+    }  # fmt: skip
+    cleared = ("--clear", "labels", "--clear", "cost-center", "--clear", "contacts", "--clear", "zone")
+    assert tenant(empty, *cleared, "--label", "new=1") == {"display": "Acme", "labels": "new=1"}
+    assert "'name' cannot be emptied" in empty.fails("tenants", "add", "acme", "--clear", "name")
+
+
+def test_a_label_has_one_value(empty: CommandLine) -> None:
+    message = empty.fails("tenants", "add", "acme", "--label", "team=a", "--label", "site=x", "--label", "team=b")
+    assert "--label team is given as 'a' and as 'b'; a label has one value" in message
+    assert listed(empty, "tenants") == []
+    assert tenant(empty, "--label", "team=a", "--label", "team=a") == {"labels": "team=a"}
 
 
 def test_the_schema_is_made_once_and_checked(kvledger: CommandLine) -> None:

@@ -261,6 +261,29 @@ def test_a_table_too_wide_folds_texts_and_spares_columns_and_cuts_nothing(monkey
     )
 
 
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_sentence_that_would_be_squeezed_is_told_under_the_table(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    why = "pool 'gpu': active + cached + free = 17, blocks x length = 12 block-µs"
+    sheet = Sheet(
+        columns=(
+            Column(key="id"), Column(key="number", title="id"), Column(key="engine", title="engine", name=True),
+            Column(key="detail", title="why", sentence=True),
+        ),
+        rows=[("x", 3, "e" * 35, why), ("y", 4, "f", "")],
+        empty="",
+    )  # fmt: skip
+    out = io.StringIO()
+    show(sheet, "table", out)
+    lines = out.getvalue().splitlines()
+    if width == 160:
+        assert why in lines[2]
+        assert len(lines) == 4
+    else:
+        assert "why" not in lines[0]
+        assert " ".join(line.strip() for line in lines[4:]) == f"3: {why}"
+
+
 def test_a_name_that_other_commands_take_is_whole_as_long_as_columns_can_be_spared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -143,6 +143,15 @@ def label(text: str) -> tuple[str, str]:
     return name(key), name(value)
 
 
+def _clearable(text: str) -> str:
+    """A field of a tenant that may be emptied, as the code calls it."""
+    found = text.replace("-", "_")
+    if found not in ("display", "cost_center", "labels", "profile", "zone", "contacts"):
+        problem = f"{text[:40]!r} cannot be emptied; write display, cost-center, labels, profile, zone or contacts"
+        raise argparse.ArgumentTypeError(problem)
+    return found
+
+
 def zone(text: str) -> str:
     return text if text == "UTC" else str(_taken(parse_zone(text)))
 
@@ -376,6 +385,7 @@ def _registers(commands: Commands) -> None:
         "registers:tenant_add",
         "Register a tenant, or say something else about one; usage is booked on unknown ones as well.",
         "kvledger tenants add acme --display 'Acme Ltd' --cost-center 4711 --label team=search",
+        more="What is not said of a tenant that is registered stays; labels and contacts join those that are there.",
     )
     made.add_argument("tenant", metavar="TENANT", type=name)
     made.add_argument("--display", metavar="TEXT", type=name, help="the name for people")
@@ -384,6 +394,10 @@ def _registers(commands: Commands) -> None:
     made.add_argument("--profile", metavar="TEXT", type=name, help="the industry, as finance or medical")
     made.add_argument("--zone", metavar="ZONE", type=zone, help="its own time zone, for day and night")
     made.add_argument("--contact", metavar="TEXT", type=name, action="append", default=[], help="may be repeated")
+    made.add_argument(
+        "--clear", metavar="WHAT", type=_clearable, action="append", default=[],
+        help="empty it first (display, cost-center, labels, profile, zone, contacts); may be repeated",
+    )  # fmt: skip
     _format(tenants.add("list", "registers:tenant_list", "Every tenant, registered or seen.", "kvledger tenants list"))
 
 

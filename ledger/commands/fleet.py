@@ -38,7 +38,7 @@ def source_list(args: Namespace) -> int:
         Column(key="missing", title="missing", shape=Shape.COUNT),
         Column(key="dropped", title="dropped", shape=Shape.COUNT),
         Column(key="faults", title="faults", shape=Shape.COUNT),
-        Column(key="hook_off", title="off because"),
+        Column(key="hook_off", title="off because", sentence=True),
     )
     rows = [
         (

@@ -7,6 +7,7 @@ writes one row.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,15 @@ from ledger.store.terms import ensure_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
+    from typing import Any
 
     from ledger.config import Settings
     from ledger.store.database import Connection
+
+TENANT_TEXTS = ("display", "cost_center", "profile", "zone")
+EMPTY: Mapping[str, Any] = {**dict.fromkeys(TENANT_TEXTS, ""), "labels": {}, "contacts": ()}
+"""What can be said of a tenant, and what that is while nothing is said."""
 
 
 def asset_add(args: Namespace) -> int:
@@ -100,16 +107,34 @@ def asset_assign(args: Namespace) -> int:
     )
     with opened(args) as ledger:
 
-        def work(connection: Connection) -> bool:
-            if all(asset.asset_id != held.asset_id for asset in store.list_assets(connection)):
+        def work(connection: Connection) -> tuple[Asset, bool]:
+            asset = next((found for found in store.list_assets(connection) if found.asset_id == held.asset_id), None)
+            if asset is None:
                 raise UsageError(f"no asset is called {held.asset_id!r}; `kvledger assets add` registers it")
-            return store.assign(connection, held, now_us=now_us())
+            return asset, store.assign(connection, held, now_us=now_us())
 
+        asset, new = ledger.database.write(work)
         sentence = (
             f"{held.engine} has {held.share_ppm / 1e6:g} of {held.asset_id} from {format_time(held.valid_from_us)}"
         )
-        _said(sentence, new=ledger.database.write(work))
+        _said(sentence, new=new)
+        _warn(_beside(held, asset))
     return 0
+
+
+def _beside(held: Assignment, asset: Asset) -> str:
+    """What of an assignment counts for nothing, since the asset is not paid for then; empty where all of it counts."""
+    paid = f"{asset.asset_id} is paid for from {format_time(asset.valid_from_us)}"
+    if asset.valid_to_us is not None:
+        paid += f" to {format_time(asset.valid_to_us)}"
+    never = (held.valid_to_us is not None and held.valid_to_us <= asset.valid_from_us) or (
+        asset.valid_to_us is not None and held.valid_from_us >= asset.valid_to_us
+    )
+    if never:
+        return f"{paid}: the assignment counts for nothing; `kvledger assets list` shows what is paid for when"
+    if held.valid_from_us < asset.valid_from_us:
+        return f"{paid}: until then the assignment counts for nothing"
+    return ""
 
 
 def asset_retire(args: Namespace) -> int:
@@ -141,14 +166,13 @@ def price_add(args: Namespace) -> int:
         new = ledger.database.write(lambda c: _add_price(c, price, ledger.settings))
         with ledger.database.read() as connection:
             known = {asset.asset_id for asset in store.list_assets(connection)}
-        if price.asset_id and price.asset_id not in known:
-            print(
-                f"kvledger: no asset is called {price.asset_id!r} yet: the price counts once `kvledger assets add` "
-                "has registered it; `kvledger assets list` shows those that are",
-                file=sys.stderr,
-            )
         sentence = f"{decimal_text(price.nanos_per_hour)} {currency} per hour from {format_time(price.valid_from_us)}"
         _said(sentence, new=new)
+        if price.asset_id and price.asset_id not in known:
+            _warn(
+                f"no asset is called {price.asset_id!r} yet: the price counts once `kvledger assets add` "
+                "has registered it; `kvledger assets list` shows those that are"
+            )
     return 0
 
 
@@ -203,21 +227,25 @@ def price_import(args: Namespace) -> int:
 
 
 def tenant_add(args: Namespace) -> int:
-    """Register a tenant."""
-    tenant = store.Tenant(
-        tenant=args.tenant,
-        display=args.display or "",
-        cost_center=args.cost_center or "",
-        labels=dict(args.label),
-        profile=args.profile or "",
-        zone=args.zone or "",
-        contacts=tuple(args.contact),
-    )
-    with opened(args) as ledger:
-        _said(
-            f"tenant {tenant.tenant} is registered",
-            new=ledger.database.write(lambda c: store.add_tenant(c, tenant, now_us=now_us())),
+    """Register a tenant, or say something else about one: what is not said stays as it was."""
+    labels: dict[str, str] = {}
+    for key, value in args.label:
+        if labels.setdefault(key, value) != value:
+            raise UsageError(f"--label {key} is given as {labels[key]!r} and as {value!r}; a label has one value")
+
+    def work(connection: Connection) -> bool:
+        known = {tenant.tenant: tenant for tenant in store.list_tenants(connection)}
+        before = replace(known.get(args.tenant, store.Tenant(tenant=args.tenant)), **{f: EMPTY[f] for f in args.clear})
+        tenant = replace(
+            before,
+            labels={**before.labels, **labels},
+            contacts=tuple(dict.fromkeys((*before.contacts, *args.contact))),
+            **{name: text for name in TENANT_TEXTS if (text := getattr(args, name)) is not None},
         )
+        return store.add_tenant(connection, tenant, now_us=now_us())
+
+    with opened(args) as ledger:
+        _said(f"tenant {args.tenant} is registered", new=ledger.database.write(work))
     return 0
 
 
@@ -283,6 +311,12 @@ def _since(args: Namespace) -> int:
 
 def _said(sentence: str, *, new: bool) -> None:
     print(sentence if new else f"{sentence} (as it was already)")
+
+
+def _warn(sentence: str) -> None:
+    """Something was done that may not be what was meant."""
+    if sentence:
+        print(f"kvledger: {sentence}", file=sys.stderr)
 
 
 def _rules(

@@ -71,7 +71,7 @@ def quarantine_list(args: Namespace) -> int:
         Column(key="seq", title="seq", shape=Shape.COUNT),
         Column(key="reason", title="reason"),
         Column(key="bytes", title="bytes", shape=Shape.COUNT, spare=3),
-        Column(key="detail", title="why"),
+        Column(key="detail", title="why", sentence=True),
     )
     rows = [(e.id, e.received_us, e.engine, e.boot_id, e.seq, e.reason, e.size_bytes, e.detail) for e in entries]
     show(Sheet(columns=columns, rows=rows, empty="nothing was refused"), args.format, sys.stdout)

@@ -40,6 +40,10 @@ TEXT_MIN = 10
 NAME_MIN = 40
 """Cells that a name keeps as long as columns can be spared instead: it is typed or copied into the next command."""
 
+SENTENCE_MIN = 40
+"""Cells below which a sentence is not folded into a column any more, but told under the table: twelve lines of one word
+are no sentence."""
+
 GAP = 3
 """Cells between two columns."""
 
@@ -84,6 +88,8 @@ class Column:
     """Where a table is too wide, the column with the highest figure goes first; 0 stays."""
     name: bool = False
     """What other commands take as an argument: it is folded last."""
+    sentence: bool = False
+    """Where it would be squeezed, it is told under the table instead, after the first cell of its row."""
     absent: str = ABSENT
     """What a table shows for None."""
     blank: str = ""
@@ -217,6 +223,9 @@ def _show_table(sheet: Sheet, out: TextIO, top: int) -> None:
     measured = [*lines, footer] if summed else lines
     sizes = [_size(column, [line.texts[i] for line in measured]) for i, column in enumerate(sheet.columns)]
     widths = _fit(sheet, sizes, screen.width)
+    told = [i for i, width in widths.items() if sheet.columns[i].sentence and width < min(sizes[i], SENTENCE_MIN)]
+    if told:
+        widths = _fit(sheet, [0 if i in told else size for i, size in enumerate(sizes)], screen.width)
     table = Table(box=RULED, show_edge=False, pad_edge=False, show_footer=summed, header_style="bold")
     table.footer_style = "bold"
     table.width = sum(widths.values()) + GAP * (len(widths) - 1)
@@ -234,7 +243,11 @@ def _show_table(sheet: Sheet, out: TextIO, top: int) -> None:
     for line in lines:
         table.add_row(*(Text(line.texts[index]) for index in widths), style="dim" if line.sums else None)
     screen.print(table, crop=False)  # a figure that is cut is another figure: rather too wide
-    spared = sum(map(bool, sizes)) - len(widths)
+    for line in lines if told else ():
+        sentences = " · ".join(line.texts[index] for index in told if line.texts[index])
+        if sentences and not line.sums:
+            screen.print(Text(f"{line.texts[next(iter(widths))]}: {sentences}"))
+    spared = sum(map(bool, sizes)) - len(widths) - len(told)
     notes = [f"Left out at this width: {counted(spared, 'column')}."] if spared else []
     notes += [sheet.rounded] if sheet.rounded else []
     if notes:
