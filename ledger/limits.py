@@ -313,9 +313,17 @@ BODY_BYTES_MAX = 16 * 1024
 BODY_SECONDS_MAX = 30.0
 """For a body to arrive: 32 MiB at 10 Mbit/s. A slower sender gets 408 and tries again."""
 
-INGESTS_MAX = 8
-"""Batches that are received, unpacked or booked at a time: with the limits above at most 512 MiB. One writer books
-at a time in SQLite, so a longer queue would only wait in our memory in place of the sender's spool."""
+INGESTS_MAX = 256
+"""Batches that wait to be booked or are being booked: engines cut their periods at the same instants, so 200 engines
+deliver at once. More would only wait in our memory in place of the sender's spool."""
+
+BODIES_BYTES_MAX = 256 * 1024 * 1024
+"""Of all bodies of batches that are being received or wait to be booked, as they travel: 256 large ones of a megabyte,
+or eight of the largest."""
+
+GROUP_BYTES_MAX = 8 * 1024 * 1024
+"""Unpacked bytes from which no more batches join a transaction: 64 usual ones. While it is booked, a batch takes ten
+times its bytes."""
 
 CONNECTIONS_MAX = 512
 """Connections that are open at a time: 200 engines keep one each, and pages and scrapers need some."""

@@ -8,6 +8,7 @@ so the metrics bound them.
 from __future__ import annotations
 
 import threading
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from ledger.metric import ENGINES
 from ledger.store.tables import PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
-    from ledger.core.records import Batch, Histogram, PoolOpen, PoolPeriod
+    from ledger.core.records import Batch, Histogram, PoolOpen, PoolPeriod, RequestRecord
     from ledger.metric import Labels, Metric
     from ledger.metrics import Metrics
 
@@ -84,19 +85,33 @@ class Live:
         self._show_work(batch)
         for histogram in batch.histograms:
             self._show_histogram(engine, histogram)
+        self._show_requests(batch)
+
+    def _show_requests(self, batch: Batch) -> None:
+        """By scenario, so that the metrics are locked a few times a batch and not for every request."""
+        metrics = self._metrics
+        ended: Counter[tuple[str, str]] = Counter()
+        prompts: defaultdict[str, list[int]] = defaultdict(list)
+        outputs: defaultdict[str, list[int]] = defaultdict(list)
+        slowest: dict[tuple[str, str], RequestRecord] = {}
         for request in batch.requests:
             scenario = request.dims.scenario
-            metrics.add(m.REQUESTS, (scenario, request.outcome.value))
-            metrics.observe(m.REQUEST_LENGTH, (scenario, "in"), request.prompt_tokens)
-            metrics.observe(m.REQUEST_LENGTH, (scenario, "out"), request.tokens.output)
+            ended[scenario, request.outcome.value] += 1
+            prompts[scenario].append(request.prompt_tokens)
+            outputs[scenario].append(request.tokens.output)
             if request.outcome is Ending.FINISHED:
-                # The value itself is in the hook's histogram; only its trace to a session is added.
-                metrics.remark(
-                    m.END_TO_END_TIME,
-                    (scenario, str(request.dims.priority)),
-                    (request.ended_us - request.arrived_us) / 1e6,
-                    exemplar=("session", request.dims.session, request.ended_us / 1e6),
-                )
+                kind = scenario, str(request.dims.priority)
+                if kind not in slowest or _took_us(request) > _took_us(slowest[kind]):
+                    slowest[kind] = request
+        for labels, times in ended.items():
+            metrics.add(m.REQUESTS, labels, times)
+        for direction, lengths in (("in", prompts), ("out", outputs)):
+            for scenario, values in lengths.items():
+                metrics.merge(m.REQUEST_LENGTH, (scenario, direction), [(value, 1) for value in values], sum(values))
+        for kind, request in slowest.items():
+            # The value itself is in the hook's histogram; only its trace to a session is added.
+            exemplar = "session", request.dims.session, request.ended_us / 1e6
+            metrics.remark(m.END_TO_END_TIME, kind, _took_us(request) / 1e6, exemplar=exemplar)
 
     def _show_pools(self, batch: Batch) -> None:
         engine = batch.source.engine
@@ -167,6 +182,10 @@ class Live:
             # Negative indices mean nothing to core.quantiles; a hook of another make could send them.
             pairs = [(bucket_middle(index) / to[2], count) for index, count in histogram.buckets if index >= 0]
             self._metrics.merge(to[0], to[1], pairs, histogram.total / to[2])
+
+
+def _took_us(request: RequestRecord) -> int:
+    return request.ended_us - request.arrived_us
 
 
 def _shards(opened: PoolOpen) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from batches import ALICE, T0, Life
 
 from ledger import ingest, limits
-from ledger.booking import Booking
+from ledger.booking import Booked, Booking
 from ledger.errors import StoreError
 from ledger.ingest import Outcome, Status
 
@@ -54,28 +54,28 @@ def announcement(engine: str) -> bytes:
     return life.send(life.announce())
 
 
-def together(held: Held, booking: Booking, engines: list[str]) -> list[tuple[Outcome, int] | Exception]:
+def accepted(booking: Booking, raw: bytes) -> Booked:
+    return asyncio.run(booking.accept(lambda: raw))
+
+
+def together(held: Held, booking: Booking, engines: list[str]) -> list[Booked | BaseException]:
     """What each engine is answered; the first is being booked when the others come."""
 
-    def accept(engine: str) -> tuple[Outcome, int] | Exception:
-        try:
-            return booking.accept(announcement(engine))
-        except Exception as error:  # noqa: BLE001 - it is the answer
-            return error
+    async def all_of_them() -> list[Booked | BaseException]:
+        first = asyncio.create_task(booking.accept(lambda: announcement(engines[0])))
+        assert await asyncio.to_thread(held.entered.wait, 10)
+        others = [booking.accept(lambda engine=engine: announcement(engine)) for engine in engines[1:]]
+        return await asyncio.wait_for(asyncio.gather(first, *others, return_exceptions=True), 30)
 
-    with ThreadPoolExecutor(len(engines)) as pool:
-        first = pool.submit(accept, engines[0])
-        assert held.entered.wait(10)
-        others = [pool.submit(accept, engine) for engine in engines[1:]]
-        return [one.result(30) for one in (first, *others)]
+    return asyncio.run(all_of_them())
 
 
 def test_those_that_came_meanwhile_share_one_transaction(db: Database, monkeypatch) -> None:
     booking = Booking(db, lambda: NOW)
     held = Held(monkeypatch, booking, 3)
     answers = together(held, booking, ["a", "b", "c", "d"])
-    assert [answer[0].status for answer in answers] == [Status.ACCEPTED] * 4
-    assert [answer[0].batch.source.engine for answer in answers] == ["a", "b", "c", "d"], "each its own answer"
+    assert [answer.outcome.status for answer in answers] == [Status.ACCEPTED] * 4
+    assert [answer.outcome.batch.source.engine for answer in answers] == ["a", "b", "c", "d"], "each its own answer"
     assert [sorted(group) for group in held.groups] == [["a"], ["b", "c", "d"]]
 
 
@@ -84,7 +84,7 @@ def test_no_group_is_larger_than_a_transaction_may_be(db: Database, monkeypatch)
     booking = Booking(db, lambda: NOW)
     held = Held(monkeypatch, booking, 5)
     answers = together(held, booking, list("abcdef"))
-    assert [answer[0].status for answer in answers] == [Status.ACCEPTED] * 6
+    assert [answer.outcome.status for answer in answers] == [Status.ACCEPTED] * 6
     assert [len(group) for group in held.groups] == [1, 2, 2, 1]
 
 
@@ -94,7 +94,7 @@ def test_a_fault_of_one_batch_is_no_fault_of_the_others(db: Database, monkeypatc
     held.fault, held.faulty = ZeroDivisionError("a bug"), "c"
     answers = together(held, booking, ["a", "b", "c", "d"])
     assert answers[2] is held.fault
-    assert [answers[n][0].status for n in (0, 1, 3)] == [Status.ACCEPTED] * 3
+    assert [answers[n].outcome.status for n in (0, 1, 3)] == [Status.ACCEPTED] * 3
 
 
 def test_a_database_that_fails_fails_the_group_and_the_next_is_booked(db: Database, monkeypatch) -> None:
@@ -102,10 +102,10 @@ def test_a_database_that_fails_fails_the_group_and_the_next_is_booked(db: Databa
     held = Held(monkeypatch, booking, 2)
     held.fault, held.faulty = StoreError("the disk is full"), "b"
     answers = together(held, booking, ["a", "b", "c"])
-    assert [type(answer) for answer in answers] == [tuple, StoreError, StoreError]
+    assert [type(answer) for answer in answers] == [Booked, StoreError, StoreError]
     held.fault = None
-    assert booking.accept(announcement("b"))[0].status is Status.ACCEPTED
-    assert booking.accept(announcement("a"))[0].status is Status.DUPLICATE
+    assert accepted(booking, announcement("b")).outcome.status is Status.ACCEPTED
+    assert accepted(booking, announcement("a")).outcome.status is Status.DUPLICATE
 
 
 def test_what_is_refused_keeps_no_other_from_being_accepted(db: Database, monkeypatch) -> None:
@@ -113,10 +113,57 @@ def test_what_is_refused_keeps_no_other_from_being_accepted(db: Database, monkey
     life = Life()
     life.announce()
     held = Held(monkeypatch, booking, 0)
-    assert booking.accept(b"{}")[0].status is Status.REFUSED
-    assert booking.accept(life.send(life.period({ALICE: (1, 1)})))[0].status is Status.REFUSED, "the chain is broken"
-    assert booking.accept(announcement("a")) == (
-        ingest.Outcome(status=Status.ACCEPTED, batch=Life("a").announce()),
-        NOW,
+    assert accepted(booking, b"{}").outcome.status is Status.REFUSED
+    assert accepted(booking, life.send(life.period({ALICE: (1, 1)}))).outcome.status is Status.REFUSED, (
+        "the chain is broken"
+    )
+    raw = announcement("a")
+    assert accepted(booking, raw) == Booked(
+        outcome=Outcome(status=Status.ACCEPTED, batch=Life("a").announce()), received_us=NOW, plain_bytes=len(raw)
     )
     assert len(held.groups) == 3
+
+
+def test_what_cannot_be_unpacked_is_its_own_fault_alone(db: Database, monkeypatch) -> None:
+    booking = Booking(db, lambda: NOW)
+    held = Held(monkeypatch, booking, 2)
+
+    def broken() -> bytes:
+        raise ZeroDivisionError("no gzip")
+
+    async def all_of_them() -> list[Booked | BaseException]:
+        first = asyncio.create_task(booking.accept(lambda: announcement("a")))
+        assert await asyncio.to_thread(held.entered.wait, 10)
+        others = (booking.accept(broken), booking.accept(lambda: announcement("b")))
+        return await asyncio.wait_for(asyncio.gather(first, *others, return_exceptions=True), 30)
+
+    answers = asyncio.run(all_of_them())
+    assert [type(answer) for answer in answers] == [Booked, ZeroDivisionError, Booked]
+    assert held.groups == [["a"], ["b"]]
+
+
+def test_no_more_join_a_transaction_that_holds_enough_bytes(db: Database, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "GROUP_BYTES_MAX", 2 * len(announcement("a")) - 1)
+    booking = Booking(db, lambda: NOW)
+    held = Held(monkeypatch, booking, 4)
+    answers = together(held, booking, list("abcde"))
+    assert [answer.outcome.status for answer in answers] == [Status.ACCEPTED] * 5
+    assert [len(group) for group in held.groups] == [1, 2, 2]
+
+
+def test_a_request_that_is_gone_takes_no_answer_from_others(db: Database, monkeypatch) -> None:
+    booking = Booking(db, lambda: NOW)
+    held = Held(monkeypatch, booking, 2)
+
+    async def one_is_gone() -> Booked:
+        first = asyncio.create_task(booking.accept(lambda: announcement("a")))
+        assert await asyncio.to_thread(held.entered.wait, 10)
+        second = asyncio.create_task(booking.accept(lambda: announcement("b")))
+        third = asyncio.create_task(booking.accept(lambda: announcement("c")))
+        first.cancel()
+        await asyncio.wait([second])
+        return await asyncio.wait_for(third, 30)
+
+    assert asyncio.run(one_is_gone()).outcome.status is Status.ACCEPTED
+    assert held.groups == [["a"], ["b", "c"]]
+    assert accepted(booking, announcement("a")).outcome.status is Status.DUPLICATE, "it was booked all the same"

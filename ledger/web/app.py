@@ -1,6 +1,7 @@
 """The application: routes, errors, the description at /openapi.json, and what stands around every request.
 
-Handlers are plain functions that run in worker threads; only bodies are received in the event loop.
+Handlers are plain functions that run in worker threads; only batches are received in the event loop, where they wait
+for the thread that books them.
 """
 
 from __future__ import annotations

@@ -2,25 +2,26 @@
 
 Invariants: a batch is answered as taken only once it is durable; what is not looked at (too many at once, the
 database away) is answered 429 or 503 with a Retry-After, and its sender keeps it; what is refused for good is a 4xx
-that names the reason. Receiving waits in the event loop, everything else in a worker thread.
+that names the reason. Receiving and waiting are the event loop's; the rest is the worker's of :mod:`ledger.booking`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from ledger import limits
 from ledger import metrics as m
 from ledger.errors import StoreError
 from ledger.ingest import Status
 from ledger.refusals import Reason
-from ledger.web.bodies import received, unpacked
+from ledger.web.bodies import held, unpacked
 from ledger.web.callers import Sender
 from ledger.web.problems import Problem, later, responses
-from ledger.web.service import Here
+from ledger.web.service import Here, Service
 from ledger.wire import answer
 
 router = APIRouter()
@@ -41,16 +42,6 @@ EXAMPLE: Final = {
     "status": "accepted", "service_time_us": 1_795_000_815_412_345, "setpoints": {"revision": 0},
 }  # fmt: skip
 
-
-async def _body(request: Request, service: Here, _sender: Sender) -> bytes:
-    try:
-        return await received(request, bytes_max=limits.BATCH_BODY_BYTES_MAX)
-    except Problem as problem:
-        service.metrics.add(m.INGEST_TURNED_AWAY, (str(problem.status),))
-        raise
-
-
-Body = Annotated[bytes, Depends(_body)]
 
 _BATCH_SCHEMA: Final[dict[str, Any]] = {
     "requestBody": {
@@ -105,14 +96,14 @@ _BATCH_SCHEMA: Final[dict[str, Any]] = {
         **responses(400, 401, 403, 408, 409, 413, 415, 422, 429, 503),
     },
 )
-def deliver(request: Request, service: Here, body: Body) -> Response:
+async def deliver(request: Request, service: Here, _sender: Sender) -> Response:
     """Take one batch. Send those of a boot in the order of their `seq`, each until it is answered.
 
     Go on to the next after any answer but 401, 408, 413, 429 and 5xx; after these send the same again, not before
     `Retry-After` where there is one. A batch may be delivered any number of times; it counts once.
     """
     try:
-        return _deliver(request, service, body)
+        return await _deliver(request, service)
     except (Problem, StoreError) as turned_away:
         status = turned_away.status if isinstance(turned_away, Problem) else 503
         if not isinstance(turned_away, Problem) or turned_away.name != "refused":
@@ -120,20 +111,22 @@ def deliver(request: Request, service: Here, body: Body) -> Response:
         raise
 
 
-def _deliver(request: Request, service: Here, body: bytes) -> Response:
-    started_s = perf_counter()
-    if not service.ingests.acquire(blocking=False):
-        detail = f"{limits.INGESTS_MAX} batches are being booked at the moment; send it again"
-        raise later(429, "busy", detail, after_s=1)
-    try:
-        raw = unpacked(body, request.headers.get("content-encoding", ""), bytes_max=limits.BATCH_BYTES_MAX)
-        outcome, received_us = service.booking.accept(raw)
-    finally:
-        service.ingests.release()
-    metrics = service.metrics
-    metrics.add(m.INGEST_BYTES, ("travelling",), len(body))
-    metrics.add(m.INGEST_BYTES, ("plain",), len(raw))
-    service.live.answered(outcome, received_us)
+async def _deliver(request: Request, service: Service) -> Response:
+    async with held(request, service.room, bytes_max=limits.BATCH_BODY_BYTES_MAX) as body:
+        started_s = perf_counter()
+        if not service.ingests.acquire(blocking=False):
+            detail = f"{limits.INGESTS_MAX} batches are being booked at the moment; send it again"
+            raise later(429, "busy", detail, after_s=1)
+        encoding = request.headers.get("content-encoding", "")
+        try:
+            booked = await service.booking.accept(partial(unpacked, body, encoding, bytes_max=limits.BATCH_BYTES_MAX))
+        finally:
+            service.ingests.release()
+        metrics = service.metrics
+        metrics.add(m.INGEST_BYTES, ("travelling",), len(body))
+    metrics.add(m.INGEST_BYTES, ("plain",), booked.plain_bytes)
+    outcome = booked.outcome
+    service.live.answered(outcome, booked.received_us)
     metrics.observe(m.INGEST_TIME, (), perf_counter() - started_s)
     if outcome.status is Status.REFUSED:
         assert outcome.refusal is not None

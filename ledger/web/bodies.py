@@ -1,27 +1,71 @@
 """Request bodies, bounded while they arrive and while they are unpacked.
 
-Invariant: never more than the limit is held, whatever the headers claim: a body is counted as it comes in, and
-unpacking stops at the first byte beyond (a zip bomb costs its limit, not its size).
+Invariants: never more than the limit is held, whatever the headers claim: a body is counted as it comes in, and
+unpacking stops at the first byte beyond (a zip bomb costs its limit, not its size); where many bodies come at the same
+time, they have a limit together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ledger import limits
-from ledger.web.problems import Problem
+from ledger.web.problems import Problem, later
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from starlette.requests import Request
 
 GZIP = 16 + zlib.MAX_WBITS
 """zlib's word for: a gzip header, and nothing else."""
 
 
-async def received(request: Request, *, bytes_max: int) -> bytes:
-    """The body as it travels. Problem 413 beyond ``bytes_max``, 408 where it takes too long."""
+class Room:
+    """What bodies may take together. For one thread: an event loop's."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for ``size`` more, which is taken then."""
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """A body is gone."""
+        self._left += size
+
+
+@asynccontextmanager
+async def held(request: Request, room: Room, *, bytes_max: int) -> AsyncIterator[bytes]:
+    """:func:`received`, in ``room`` as long as it is needed. Problem 429 where there is none."""
+    taken = 0
+
+    def take(size: int) -> None:
+        nonlocal taken
+        if not room.take(size):
+            raise later(
+                429, "busy", "the bodies of other batches fill the room that there is; send it again", after_s=1
+            )
+        taken += size
+
+    try:
+        yield await received(request, bytes_max=bytes_max, take=take)
+    finally:
+        room.give_back(taken)
+
+
+async def received(request: Request, *, bytes_max: int, take: Callable[[int], None] | None = None) -> bytes:
+    """The body as it travels. Problem 413 beyond ``bytes_max``, 408 where it takes too long.
+
+    ``take`` is told of bytes before they are kept, and may raise.
+    """
     claimed = request.headers.get("content-length", "")
     if claimed.isdecimal() and int(claimed[:18]) > bytes_max:
         raise too_large(bytes_max)
@@ -33,6 +77,8 @@ async def received(request: Request, *, bytes_max: int) -> bytes:
                 size += len(part)
                 if size > bytes_max:
                     raise too_large(bytes_max)
+                if take is not None:
+                    take(len(part))
                 parts.append(part)
     except TimeoutError:
         detail = f"{size} bytes came in {limits.BODY_SECONDS_MAX:.0f} s; send it again, or smaller batches"

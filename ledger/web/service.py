@@ -18,6 +18,7 @@ from ledger.booking import Booking
 from ledger.live import Live
 from ledger.metrics import Metrics
 from ledger.web.access import Gate, Rates
+from ledger.web.bodies import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -79,6 +80,8 @@ class Service:
     clock_us: Callable[[], int]
     clock_s: Callable[[], float]
     kept: Kept[Any]
+    room: Room = field(default_factory=lambda: Room(limits.BODIES_BYTES_MAX))
+    """For bodies of batches."""
     ingests: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(limits.INGESTS_MAX))
     job_outcomes: dict[str, str] = field(default_factory=dict)
     """How each job's last run ended, by the job's name (:mod:`ledger.jobs`)."""
@@ -135,7 +138,8 @@ def settle_memory() -> None:
     gc.set_threshold(100_000, 20, 20)
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
+    # A coroutine function, or FastAPI would ask a thread for it.
     found = request.app.state.service
     assert isinstance(found, Service)
     return found
