@@ -20,6 +20,7 @@ from ledger.core.timeline import trimmed
 from ledger.pricebook import PriceBook, unassigned
 from ledger.store import books, inputs, prices, terms
 from ledger.store.books import Memo, PoolRollup, Settlement
+from ledger.store.sample_sights import agent_sights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +77,10 @@ class Desk:
             assets=prices.list_assets(connection),
             prices=prices.list_prices(connection),
             assignments=prices.list_assignments(connection),
-            sights=inputs.sights(connection, self.boots, self.start_us, self.end_us),
+            sights=(
+                *inputs.sights(connection, self.boots, self.start_us, self.end_us),
+                *agent_sights(connection, self.start_us, self.end_us),
+            ),
         )
         self._reader = inputs.PeriodReader(connection)
         self._assets: tuple[int, int, tuple[AssetTerms, ...]] = (0, 0, ())

@@ -3,7 +3,7 @@
 Invariants:
 
 * an asset is paid for while it is *covered*: a registered one from its registration until it is retired, a
-  discovered one while an engine sees its GPU (sights at most 15 minutes apart are one stay); an instant
+  discovered one while an engine or an agent sees its GPU (sights at most 15 minutes apart are one stay); an instant
   without a price is covered and unpriced, never free;
 * at any instant the shares of an asset sum to at most 1 000 000;
 * whatever lies outside an interval leaves its terms alone, so that the digest of a settled interval changes
@@ -97,7 +97,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """An engine saw a GPU over ``[start_us, end_us)``; ``tail_us``: after a crash it still has it for so long."""
+    """A GPU was seen over ``[start_us, end_us)``; ``tail_us``: after a crash its engine still has it for so long.
+
+    An agent that saw it has no part of it: ``engine`` is empty then.
+    """
 
     engine: str
     cluster: str = ""
@@ -166,7 +169,7 @@ class PriceBook:
                     end_us=s.end_us + s.tail_us,
                 )
                 for s in self.sights
-                if s.gpu_uuid == asset.uuid
+                if s.gpu_uuid == asset.uuid and s.engine
             ]
         return claims
 

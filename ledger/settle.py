@@ -21,6 +21,7 @@ from ledger.store import book_reads, books, findings, inputs, prices, rollups, t
 from ledger.store.database import lock
 from ledger.store.findings import Finding, Severity
 from ledger.store.rows import canonical
+from ledger.store.sample_sights import agent_sights, first_seen_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,9 +209,10 @@ def _months(db: Database, until_us: int) -> list[str]:
 
 
 def first_us(snapshot: Connection) -> int | None:
-    """Where the ledger's time begins: its first asset, boot or booking; None for an empty ledger."""
+    """Where the ledger's time begins: its first asset, boot, GPU seen or booking; None for an empty ledger."""
     starts = [asset.valid_from_us for asset in prices.list_assets(snapshot)]
-    starts += [at for at in (inputs.first_fact_us(snapshot), books.settled_from(snapshot)) if at is not None]
+    seen = (inputs.first_fact_us(snapshot), first_seen_us(snapshot), books.settled_from(snapshot))
+    starts += [at for at in seen if at is not None]
     return min(starts, default=None)
 
 
@@ -227,7 +229,9 @@ def _state(
     """A digest that changes with whatever a settlement of the month could depend on: facts and rows only come to be."""
     until_us = min(ledger.month_bounds(month)[1], until_us - until_us % ledger.interval_us)
     facts = tuple((engine, at_us, facts) for (engine, at_us), facts in sorted(counts.items()))
-    return digest((month, until_us, books.last_closed(snapshot), books.config_state(snapshot), facts))
+    seen = agent_sights(snapshot, ledger.month_bounds(month)[0], until_us)
+    sights = tuple((s.gpu_uuid, s.gpu_model, s.cluster, s.start_us, min(s.end_us, until_us)) for s in seen)
+    return digest((month, until_us, books.last_closed(snapshot), books.config_state(snapshot), facts, sights))
 
 
 def _keep_state(connection: Connection, month: str, state: str) -> None:

@@ -105,6 +105,7 @@ def test_a_host_that_slept_has_no_samples_of_the_time_in_between(running: Run) -
     running.seconds(20)
     assert [(b.start_us - T0) // SECOND for b in running.sent] == [0, 105]
     assert [b.seq for b in running.sent] == [1, 2], "nothing was lost, so no number is missing"
+    assert all(b.gpus is not None for b in running.sent), "the ledger is told what is there after a silence"
 
 
 def test_a_clock_that_is_set_makes_a_new_boot(running: Run) -> None:

@@ -101,7 +101,9 @@ class AgentLoop:
                 self._sampler = self._begun()
                 at_us = self._now_us()
             elif at_us >= self._sampler.end_us:
-                self._sampler.start_us = at_us - at_us % PERIOD_US  # asleep in between: nobody looked
+                # Asleep in between: nobody looked, and what is there now is told anew.
+                self._sampler.start_us = at_us - at_us % PERIOD_US
+                self._sampler.resend()
         look = self._driver.look(LOOK_WITHIN_S)
         self._sampler.add(look, at_us)
         self._tell(look)

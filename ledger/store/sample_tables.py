@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from sqlalchemy import Column, ForeignKey, Index, LargeBinary, Table, Text, UniqueConstraint
+from sqlalchemy import text as sql_text
 
 from ledger.store.tables import Int, day_rows, integer, metadata, plain, text
 
@@ -106,6 +107,12 @@ agent_batches = Table(
     Column("kept_digest", LargeBinary, nullable=False),
     Index("ix_agent_batches_boot_start_us", "boot", "start_us"),
     Index("ix_agent_batches_day", "day"),
+    Index(
+        "ix_agent_batches_lists",
+        *("day", "boot", "seq"),
+        sqlite_where=sql_text("has_gpus = 1"),
+        postgresql_where=sql_text("has_gpus = 1"),
+    ),
     sqlite_strict=True,
 )
 """The key of a batch of samples, with the same columns as that of an engine's batch."""
