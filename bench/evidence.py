@@ -25,6 +25,7 @@ TRACES = Path(os.environ.get("KVLEDGER_TRACES", ROOT.parent / "shared" / "data")
 SWEEP = "python -m tests.sweep --audit"
 REPLAY = "python -m ledger replay {traces}/traces"
 SLOW = "python -m pytest -m slow"
+VLLM = "python tests/vllm/environment.py -m pytest -c tests/vllm/pytest.ini --confcutdir tests/vllm"
 
 RUNS: dict[str, tuple[str, ...]] = {
     "bench-meter": ("python -m bench.bench_meter",),
@@ -37,6 +38,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "meter-schedules": (f"{SLOW} tests/test_meter_oracle.py",),
     "settling-hours": (f"{SLOW} tests/test_allocation_laws.py",),
     "crashes": (f"{SLOW} tests/test_settle_crash.py tests/test_ingest_crash.py",),
+    "vllm-walks": (f"{VLLM} -s --steps 5000 tests/vllm/test_walk.py tests/vllm/test_ranks.py",),
     "agent-sessions": (
         f"{SWEEP} traces/agent_sessions.jsonl.gz --engines 2 --blocks 20000",
         f"{REPLAY}/agent_sessions.jsonl.gz --engines 2 --blocks 20000 --block-size 64 --database {{db}}",

@@ -1,6 +1,6 @@
 """An engine of vLLM in this process, driven step by step by seeded traffic, walked after every step.
 
-    python tests/vllm/driver.py MODEL STEPS SEED [async] [caching] [priority] [ngram] [deferred]
+    python tests/vllm/driver.py MODEL STEPS SEED [async] [caching] [priority] [ngram] [deferred] [planted]
 
 Prints one JSON object: what the walks found, and for each request that ended what vLLM says of it beside what the
 hook's record says. vLLM switches asynchronous scheduling off on the CPU, where it saves nothing; here it is switched on
@@ -116,6 +116,19 @@ def _asynchronous() -> None:
     type(current_platform).check_and_update_config = classmethod(checked)
 
 
+def _planted() -> None:
+    """An error to be found: one block of one release is not told."""
+    released = Recorder.released
+
+    def forgetful(self: Any, request: str | None, blocks: list[int], cached: list[int], freed: list[int]) -> None:
+        if len(blocks) > 1 and not hasattr(self, "forgot"):
+            self.forgot = blocks.pop()
+            cached, freed = [b for b in cached if b != self.forgot], [b for b in freed if b != self.forgot]
+        released(self, request, blocks, cached, freed)
+
+    Recorder.released = forgetful
+
+
 def _observed(theirs: dict[str, dict[str, Any]], batches: list[Batch], totals: Counter[str]) -> None:
     """Listen to vLLM (what it says of a request at its end) and to the hook (every batch)."""
     free, emit, scheduled = Scheduler._free_request, Outbox.emit, Recorder.scheduled
@@ -157,6 +170,8 @@ def main(model: Path, steps: int, seed: int, options: set[str]) -> dict[str, Any
     walkers: list[walk.Walker] = []
     _observed(theirs, batches, totals)
     walk.install(walkers)
+    if "planted" in options:
+        _planted()
     if "async" in options:
         _asynchronous()
     more: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """The environment of a real vLLM on the CPU, made once and cached; `make test-vllm` runs this first.
 
-    python tests/vllm/environment.py    # prints the Python of the environment, with this tree's bare wheel in it
+    python tests/vllm/environment.py        # prints the Python of the environment, with this tree's bare wheel in it
+    python tests/vllm/environment.py ARGS   # runs that Python
 
 Invariants: an environment counts only if it was made to its end by this recipe, else it is made anew; what is
 installed of kvledger is the bare wheel, built of the working tree at each call. ``VLLM_VENV`` names another place
@@ -92,4 +93,7 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(ensured(default_place()))
+    python = ensured(default_place())
+    if sys.argv[1:]:
+        os.execv(python, [str(python), *sys.argv[1:]])
+    print(python)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-STEPS = int(os.environ.get("KVLEDGER_WALK_STEPS", "1500"))
-"""Of each of the four plain runs; the evidence has more."""
 OUTCOMES = {
     "FINISHED_STOPPED": ("finished", "stop"),
     "FINISHED_LENGTH_CAPPED": ("finished", "length"),
@@ -36,7 +33,10 @@ def driven(model: Path, steps: int, seed: int, *options: str) -> dict[str, Any]:
 
 
 def hold(found: dict[str, Any], steps: int) -> None:
-    """What must be so of every run."""
+    """What must be so of every run; prints the figures of it."""
+    counts = {key: found[key] for key in ("scheduler", "steps", "walks", "records", "resets", "naps", "peak_shared")}
+    counts |= {key: total(found, "hook", key) for key in ("preemptions", "cached", "recomputed", "output")}
+    print(f"\n{len(found['differences'])} differences:", *(f"{key} {value}," for key, value in counts.items()))
     assert found["differences"] == []
     assert found["faults"] == {}
     assert found["steps"] >= steps
@@ -65,11 +65,13 @@ def total(found: dict[str, Any], whose: str, key: str) -> int:
 
 @pytest.mark.parametrize("caching", ["caching", "fresh"])
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_walk_of_the_pool_finds_what_the_meter_says_after_every_step(llama: Path, way: str, caching: str) -> None:
-    found = driven(llama, STEPS, 1, way, caching)
-    hold(found, STEPS)
+def test_a_walk_of_the_pool_finds_what_the_meter_says_after_every_step(
+    llama: Path, steps: int, way: str, caching: str
+) -> None:
+    found = driven(llama, steps, 1, way, caching)
+    hold(found, steps)
     assert found["scheduler"] == {"sync": "Scheduler", "async": "AsyncScheduler"}[way]
-    assert total(found, "hook", "preemptions") > STEPS // 60
+    assert total(found, "hook", "preemptions") > steps // 60
     assert total(found, "hook", "recomputed") > 0
     assert min(found["resets"], found["naps"]) > 0
     assert sum(said["hook"]["outcome"] == "aborted" for said in found["requests"].values()) > 5
@@ -77,25 +79,30 @@ def test_a_walk_of_the_pool_finds_what_the_meter_says_after_every_step(llama: Pa
     assert (found["peak_shared"] > 1) == (caching == "caching")
 
 
-def test_a_request_that_gives_way_to_a_better_one_is_preempted_by_priority(llama: Path) -> None:
-    found = driven(llama, STEPS // 3, 2, "async", "caching", "priority")
-    hold(found, STEPS // 3)
+def test_a_request_that_gives_way_to_a_better_one_is_preempted_by_priority(llama: Path, steps: int) -> None:
+    found = driven(llama, steps // 3, 2, "async", "caching", "priority")
+    hold(found, steps // 3)
     assert total(found, "hook", "by_priority") > 0
 
 
-def test_a_request_is_charged_until_its_deferred_blocks_are_really_free(llama: Path) -> None:
-    found = driven(llama, STEPS // 3, 5, "async", "caching", "deferred")
-    hold(found, STEPS // 3)
+def test_a_request_is_charged_until_its_deferred_blocks_are_really_free(llama: Path, steps: int) -> None:
+    found = driven(llama, steps // 3, 5, "async", "caching", "deferred")
+    hold(found, steps // 3)
     assert found["deferred"] > 0
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_groups_of_a_model_with_windows_hold_what_the_walk_finds(sliding_window: Path, way: str) -> None:
-    hold(driven(sliding_window, STEPS // 3, 3, way, "caching"), STEPS // 3)
+def test_groups_of_a_model_with_windows_hold_what_the_walk_finds(sliding_window: Path, steps: int, way: str) -> None:
+    hold(driven(sliding_window, steps // 3, 3, way, "caching"), steps // 3)
 
 
-def test_drafts_are_counted_as_the_scheduler_hands_them_out(llama: Path) -> None:
-    found = driven(llama, STEPS // 3, 4, "sync", "caching", "ngram")
-    hold(found, STEPS // 3)
+def test_drafts_are_counted_as_the_scheduler_hands_them_out(llama: Path, steps: int) -> None:
+    found = driven(llama, steps // 3, 4, "sync", "caching", "ngram")
+    hold(found, steps // 3)
     assert total(found, "hook", "drafted") == found["totals"]["drafted"] > 100
     assert 0 < total(found, "hook", "rejected") <= total(found, "hook", "drafted")
+
+
+def test_one_block_that_is_not_told_is_found(llama: Path) -> None:
+    found = driven(llama, 30, 6, "sync", "caching", "planted")
+    assert "is held by" in found["differences"][0]

@@ -35,6 +35,10 @@ _OUTCOMES: Final = {
 """vLLM's ``RequestStatus`` by name: the numbers move between versions."""
 
 
+CLOSE_S: Final = 2.0
+"""For the last batches when the engine ends, which waits for it; what is not sent by then waits in the spool."""
+
+
 class Recorder(Guarded):
     """One engine's events, on the engine's thread. ``order`` maps vLLM's groups to the meter's."""
 
@@ -178,17 +182,21 @@ class Recorder(Guarded):
         """``Scheduler.update_from_output`` returned; it has cut the tokens after a stop from ``output``."""
         late, self._late = self._late, None
         t = self._now_us()
-        accepted = self._accepted(scheduled, output)
-        if self._look is not None:
-            # With the first step every rank of this machine has begun to write; its file may be gone with it.
-            look, self._look = self._look, None
-            look()
-        times = self._core.updated(self._updating_us, t, goes_on=self._scheduler.has_unfinished_requests())
-        with self.meter.lock:
-            self.meter.stepped(t, accepted)
-            self.meter.phases(t, times)
-            for say in late or ():
-                say(t)
+        accepted: Mapping[str, int] = {}
+        try:
+            accepted = self._accepted(scheduled, output)
+            if self._look is not None:
+                # With the first step every rank of this machine has begun to write; its file may be gone with it.
+                look, self._look = self._look, None
+                look()
+        finally:
+            # What was let go has been let go, whatever becomes of the rest.
+            times = self._core.updated(self._updating_us, t, goes_on=self._scheduler.has_unfinished_requests())
+            with self.meter.lock:
+                self.meter.stepped(t, accepted)
+                self.meter.phases(t, times)
+                for say in late or ():
+                    say(t)
 
     @guarded
     def slept(self, *, asleep: bool) -> None:
@@ -210,7 +218,7 @@ class Recorder(Guarded):
         with self.meter.lock:
             self.meter.close(self._now_us(), reason)
         if reason == "shutdown" and self._outbox is not None:
-            self._outbox.close()
+            self._outbox.close(CLOSE_S)
 
     def _accepted(self, scheduled: Mapping[str, int], output: Any) -> dict[str, int]:
         """Requests that gave other than one token."""
