@@ -51,6 +51,18 @@ def audit(db: Database) -> tuple[Breach, ...]:
         return tuple(audit_snapshot(snapshot))
 
 
+def audit_since(db: Database, since_us: int) -> tuple[Breach, ...]:
+    """Check the batches and the settled intervals that begin at ``since_us`` or later, and nothing else.
+
+    What this leaves out: everything older, the registers, the journal's own digests, closed months.
+    """
+    with db.read() as snapshot:
+        found = list(_facts(snapshot, since_us))
+        if books.settled_from(snapshot) is not None:
+            found += _rollups(snapshot, terms.read_terms(snapshot), since_us)
+        return tuple(found)
+
+
 def rebuild_rollups(db: Database) -> tuple[Breach, ...]:
     """Make every roll-up again that facts still allow, and say where it differs from what is kept; writes nothing."""
     with db.read() as snapshot:
@@ -59,9 +71,7 @@ def rebuild_rollups(db: Database) -> tuple[Breach, ...]:
 
 def audit_snapshot(snapshot: Connection) -> Iterator[Breach]:
     """Every breach that one snapshot shows."""
-    for sentence in fact_audit.fact_breaches(snapshot):
-        where, _, detail = sentence.partition(": ")
-        yield Breach(law="facts", where=where, detail=detail)
+    yield from _facts(snapshot)
     yield from _say("law 4", audit_reads.request_breaches(snapshot))
     yield from _say("receipt", audit_reads.receipt_breaches(snapshot))
     yield from _say("receipt", audit_reads.place_breaches(snapshot))
@@ -76,6 +86,12 @@ def audit_snapshot(snapshot: Connection) -> Iterator[Breach]:
         yield from _months(snapshot, ledger)
 
 
+def _facts(snapshot: Connection, since_us: int = 0) -> Iterator[Breach]:
+    for sentence in fact_audit.fact_breaches(snapshot, since_us=since_us):
+        where, _, detail = sentence.partition(": ")
+        yield Breach(law="facts", where=where, detail=detail)
+
+
 def _say(law: str, found: Iterable[tuple[str, str]]) -> Iterator[Breach]:
     for where, detail in found:
         yield Breach(law=law, where=where, detail=detail)
@@ -84,17 +100,18 @@ def _say(law: str, found: Iterable[tuple[str, str]]) -> Iterator[Breach]:
 # --- settlements ----------------------------------------------------------------------------------------
 
 
-def _rollups(snapshot: Connection, ledger: LedgerTerms) -> Iterator[Breach]:
+def _rollups(snapshot: Connection, ledger: LedgerTerms, since_us: int = 0) -> Iterator[Breach]:
     """Each settled interval, settled again, gives what is kept; and the assets' bills close over their groups."""
     start_us, end_us = first_us(snapshot), books.settled_until(snapshot)
-    if start_us is None or end_us is None:
+    if start_us is None or end_us is None or end_us <= since_us:
         return
-    for month in months_between(start_us, end_us, ledger.zone):
-        yield from _month_rollups(snapshot, ledger, month)
+    for month in months_between(max(start_us, since_us), end_us, ledger.zone):
+        yield from _month_rollups(snapshot, ledger, month, since_us)
 
 
-def _month_rollups(snapshot: Connection, ledger: LedgerTerms, month: Month) -> Iterator[Breach]:
-    bounds = ledger.month_bounds(str(month))
+def _month_rollups(snapshot: Connection, ledger: LedgerTerms, month: Month, since_us: int) -> Iterator[Breach]:
+    month_us, end_us = ledger.month_bounds(str(month))
+    bounds = (max(month_us, since_us), end_us)
     heads = books.heads(snapshot, *bounds)
     if not heads:
         return

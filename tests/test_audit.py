@@ -16,7 +16,7 @@ from sqlalchemy import Column, Connection, Integer, Table, select, text
 from sqlalchemy.exc import IntegrityError
 
 from ledger import ingest, wire
-from ledger.audit import audit, audit_snapshot
+from ledger.audit import audit, audit_since, audit_snapshot
 from ledger.core.records import PERIOD_US, Admission, Histogram, Holding, Origin, Outcome, PoolHolding, Shard
 from ledger.pricebook import Asset, Price
 from ledger.settle import close_month
@@ -154,3 +154,27 @@ def documented() -> set[str]:
 def test_an_error_of_one_in_any_number_is_heard_but_for_those_that_the_page_lists(planted: Database) -> None:
     silent = {f"{of.name}.{one.name}" for of, one in numbers() if not speaks(planted, of, one)}
     assert silent == documented()
+
+
+@pytest.mark.parametrize(("hour", "found"), [(0, False), (1, True)])
+def test_an_audit_of_what_is_new_settles_the_hours_since_again_and_no_older_ones(
+    sqlite_db: Database, hour: int, found: bool
+) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", USD2, from_us=T0)
+    life = Life(origin=Origin.LIVE)
+    deliver(sqlite_db, life, stretch(life, T0 + HOUR + MINUTE, {A: (400, 7)}, opens=True, closes=True))
+    book(sqlite_db, T0 + 2 * HOUR)
+    assert audit_since(sqlite_db, T0) == audit_since(sqlite_db, T0 + HOUR) == ()
+
+    def tamper(connection: Connection) -> None:
+        at_us = T0 + hour * HOUR
+        for (name,) in connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
+            connection.execute(text(f"DROP TRIGGER {name}"))
+        lines = "UPDATE basis_lines SET amount_nanos = amount_nanos + 1 WHERE start_us = :at_us"
+        assert connection.execute(text(lines), {"at_us": at_us}).rowcount
+
+    sqlite_db.write(tamper)
+    assert audit(sqlite_db) != ()
+    assert audit_since(sqlite_db, T0) != ()
+    assert bool(audit_since(sqlite_db, T0 + HOUR)) == found

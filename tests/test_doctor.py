@@ -244,6 +244,28 @@ def test_a_law_that_is_broken_is_bad(well: Deployment) -> None:
     says(well.checks(), "laws", "bad", "breaches")
 
 
+def test_a_quick_look_audits_the_last_day_and_says_so(well: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(well.checks(), "laws", "ok", "every law holds on all that is stored")
+    says(well.checks("--quick"), "laws", "ok", "on what began on 2026-11-02T00:00:00Z or later (--quick; without it,")
+
+    def tamper(seq: int) -> None:
+        def work(connection: Any) -> None:
+            connection.exec_driver_sql("DROP TRIGGER IF EXISTS pool_periods_no_update")
+            connection.exec_driver_sql(f"UPDATE pool_periods SET steps = steps + 1 WHERE seq = {seq}")
+
+        well.database.write(work)
+
+    well.life.now_us += 2 * 24 * HOUR
+    well.deliver(well.life.period({ALICE: (3, 1)}))
+    monkeypatch.setattr(doctor, "now_us", lambda: well.life.now_us)
+    tamper(2)
+    says(well.checks(), "laws", "bad", "1 breaches in all that is stored")
+    says(well.checks("--quick"), "laws", "ok", "on what began on 2026-11-04T00:00:00Z or later")
+    tamper(well.life.seq)
+    says(well.checks("--quick"), "laws", "bad", "1 breaches in what began on 2026-11-04")
+    assert "leave it out" in well.kvledger.fails("doctor", "--quick", "--engine", "http://127.0.0.1:1")
+
+
 def test_every_check_is_documented_and_nothing_else() -> None:
     page = (ROOT / "docs/cli.md").read_text()
     tables = page[page.index("## doctor") : page.index("## drill")].split("`doctor --engine [URL]`")

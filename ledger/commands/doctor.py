@@ -17,9 +17,9 @@ from ledger import audit, limits, metrics
 from ledger.cli import settings_of
 from ledger.commands.checks import Check, Verdict, ago, judged, named, report
 from ledger.commands.opening import connected, now_us
-from ledger.core.periods import format_time
+from ledger.core.periods import HOUR_US, format_time, settle_interval
 from ledger.errors import LedgerError
-from ledger.store import fleet, migrate, prices, quarantine
+from ledger.store import fleet, inputs, migrate, prices, quarantine
 from ledger.store.database import file_of
 from ledger.store.findings import Severity, list_findings
 from ledger.store.tokens import Scope, list_tokens
@@ -53,10 +53,10 @@ WAIT_S = 3.0
 
 def run(args: Namespace) -> int:
     """Make every check; 1 if any is bad. Settings that cannot be used end it at once, as any command (2)."""
-    return report(_checks(settings_of(args)), args.format)
+    return report(_checks(settings_of(args), quick=args.quick), args.format)
 
 
-def _checks(settings: Settings) -> Iterator[Check]:
+def _checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
     said = f"can be used: {settings.currency}, basis {settings.basis.value}, months of {settings.billing_timezone}"
     yield Check(what="settings", verdict=Verdict.OK, found=said)
     file = file_of(settings.database)
@@ -65,7 +65,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
         todo = "`kvledger serve` or `kvledger db upgrade` makes it; --database names another"
         yield Check(what="database", verdict=Verdict.BAD, found=f"there is no ledger at {file}", todo=todo)
     else:
-        yield from _ledger(settings)
+        yield from _ledger(settings, quick=quick)
     yield from _service(settings)
 
 
@@ -89,7 +89,7 @@ def _places(settings: Settings, file: Path | None) -> Iterator[Check]:
     )  # fmt: skip
 
 
-def _ledger(settings: Settings) -> Iterator[Check]:
+def _ledger(settings: Settings, *, quick: bool) -> Iterator[Check]:
     with connected(settings) as ledger:
         try:
             at, newest = migrate.current(ledger.database), migrate.head()
@@ -108,6 +108,7 @@ def _ledger(settings: Settings) -> Iterator[Check]:
             return
         try:
             yield from _books(ledger.database)
+            yield _laws(ledger.database, quick=quick)
         except LedgerError as error:
             todo = "see that the database runs, then ask again: the checks after this one were not made"
             yield Check(what="database", verdict=Verdict.BAD, found=" ".join(str(error).split()), todo=todo)
@@ -139,9 +140,22 @@ def _books(database: Database) -> Iterator[Check]:
         "/v1/findings lists them, docs/accounts.md says what they mean",
         otherwise=Verdict.BAD if critical else Verdict.WARN,
     )  # fmt: skip
-    breaches = audit.audit(database)
-    yield judged(
-        "laws", not breaches, "every law holds on what is stored", f"{len(breaches)} breaches",
+
+
+def _laws(database: Database, *, quick: bool) -> Check:
+    """The audit, of everything or of the last day; in a ledger of the past that is the last one it has facts of."""
+    what = "all that is stored"
+    if quick:
+        with database.read() as connection:
+            last_us = inputs.last_fact_us(connection)
+        at_us = now_us()
+        since_us = settle_interval((at_us if last_us is None else min(at_us, last_us)) - DAY_US, HOUR_US).start_us
+        what = f"what began on {format_time(since_us)} or later (--quick; without it, on all that is stored)"
+        breaches = audit.audit_since(database, since_us)
+    else:
+        breaches = audit.audit(database)
+    return judged(
+        "laws", not breaches, f"every law holds on {what}", f"{len(breaches)} breaches in {what}",
         "`kvledger audit` names them; restore what was changed from a backup",
     )  # fmt: skip
 

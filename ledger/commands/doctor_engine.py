@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ledger import limits
 from ledger.commands.checks import Check, Verdict, ago, judged, report
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, UsageError
 from ledger.hook import settings as hook
 from ledger.outbox.post import PATH
 
@@ -47,6 +47,8 @@ PROBE_ENCODING = "kvledger-doctor"
 
 def run(args: Namespace) -> int:
     """Make every check; 1 if any is bad."""
+    if args.quick:
+        raise UsageError("--quick is about the ledger, which is not looked at beside an engine: leave it out")
     environ = dict(os.environ)
     if args.engine:
         environ[hook.URL.name] = args.engine

@@ -171,6 +171,7 @@ def add(commands: Commands) -> None:
         "--engine", metavar="URL", nargs="?", action=_BesideAnEngine,
         help="check as an engine of this machine; URL: another than KVLEDGER_URL",
     )  # fmt: skip
+    made.add_argument("--quick", action="store_true", help="audit the last day alone, not all that is stored")
     made.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
     drills = commands.group(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from ledger import wire
+from ledger import limits, wire
 from ledger.core.samples import SampleBatch
 from ledger.laws import breach
 from ledger.sample_laws import sample_breach
@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from ledger.store.database import Connection
 
 
-def fact_breaches(connection: Connection) -> Iterator[str]:
-    """A sentence for every batch that is not what was received, breaks a law, or lacks its key."""
-    for boot in boots_of(connection):
+def fact_breaches(connection: Connection, *, since_us: int = 0) -> Iterator[str]:
+    """A sentence for every batch that is not what was received, breaks a law, or lacks its key.
+
+    ``since_us``: of batches that begin then or later, and of the rows of that day on.
+    """
+    of_all = since_us or None
+    for boot in boots_of(connection, since_us=of_all):
         yield from _boot_breaches(connection, f"engine {boot.engine}", boot, stored_batches)
-    for boot in agent_boots(connection):
+    for boot in agent_boots(connection, since_us=of_all):
         yield from _boot_breaches(connection, f"agent {boot.engine}", boot, stored_samples)
-    yield from _stray_rows(connection, tables.batches, tables.PARTITIONED)
-    yield from _stray_rows(connection, sample_tables.agent_batches, sample_tables.SAMPLES)
+    first = since_us // limits.DAY_US
+    yield from _stray_rows(connection, tables.batches, tables.PARTITIONED, first)
+    yield from _stray_rows(connection, sample_tables.agent_batches, sample_tables.SAMPLES, first)
 
 
 def _boot_breaches(connection: Connection, who: str, boot: StoredBoot, read: Callable[..., Any]) -> Iterator[str]:
@@ -42,7 +47,9 @@ def _boot_breaches(connection: Connection, who: str, boot: StoredBoot, read: Cal
     def unreadable(seq: int, why: str) -> None:
         unread.append(f"{_name(who, boot, seq)}: its rows cannot be read ({why})")
 
-    found: Iterator[StoredBatch | StoredSamples] = read(connection, boot, unreadable=unreadable)
+    found: Iterator[StoredBatch | StoredSamples] = read(
+        connection, boot, first_seq=boot.first_seq, unreadable=unreadable
+    )
     before: StoredBatch | StoredSamples | None = None
     for stored in found:
         batch, name = stored.batch, _name(who, boot, stored.batch.seq)
@@ -61,13 +68,15 @@ def _boot_breaches(connection: Connection, who: str, boot: StoredBoot, read: Cal
     yield from unread
 
 
-def _stray_rows(connection: Connection, keys: Table, of_batches: Sequence[Table]) -> Iterator[str]:
+def _stray_rows(connection: Connection, keys: Table, of_batches: Sequence[Table], first_day: int) -> Iterator[str]:
     for table in of_batches:
         rows = connection.execute(
             text(
                 f"SELECT DISTINCT t.day, t.boot, t.seq FROM {table.name} t LEFT JOIN {keys.name} b "  # noqa: S608
-                "ON b.boot = t.boot AND b.seq = t.seq AND b.day = t.day WHERE b.boot IS NULL ORDER BY 1, 2, 3"
-            )
+                "ON b.boot = t.boot AND b.seq = t.seq AND b.day = t.day WHERE b.boot IS NULL AND t.day >= :first_day "
+                "ORDER BY 1, 2, 3"
+            ),
+            {"first_day": first_day},
         )
         for day, boot, seq in rows:
             yield f"{table.name} has rows of boot {boot}, seq {seq}, day {day}, and no such batch"

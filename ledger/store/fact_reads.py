@@ -69,8 +69,13 @@ class LostRequest:
     heard_us: int
 
 
-def boots_of(connection: Connection, engine: str | None = None) -> tuple[StoredBoot, ...]:
-    """Boots that still have batches, of one engine or of all, in the order of first acceptance."""
+def boots_of(
+    connection: Connection, engine: str | None = None, *, since_us: int | None = None
+) -> tuple[StoredBoot, ...]:
+    """Boots that still have batches, of one engine or of all, in the order of first acceptance.
+
+    ``since_us``: only batches count that begin then or later.
+    """
     boots, batches = tables.boots.c, tables.batches.c
     query = (
         select(
@@ -90,6 +95,8 @@ def boots_of(connection: Connection, engine: str | None = None) -> tuple[StoredB
     )
     if engine is not None:
         query = query.where(boots.engine == engine)
+    if since_us is not None:
+        query = query.where(batches.day >= since_us // limits.DAY_US, batches.start_us >= since_us)
     return tuple(
         StoredBoot(
             number=row[0],

@@ -33,8 +33,11 @@ class StoredSamples:
     received_us: int
 
 
-def agent_boots(connection: Connection) -> tuple[StoredBoot, ...]:
-    """Boots of agents that still have batches, in the order of first acceptance; ``engine`` is the agent's name."""
+def agent_boots(connection: Connection, *, since_us: int | None = None) -> tuple[StoredBoot, ...]:
+    """Boots of agents that still have batches, in the order of first acceptance; ``engine`` is the agent's name.
+
+    ``since_us``: only batches count that begin then or later.
+    """
     boots, batches = tables.agent_boots.c, tables.agent_batches.c
     query = (
         select(
@@ -45,6 +48,8 @@ def agent_boots(connection: Connection) -> tuple[StoredBoot, ...]:
         .group_by(boots.id, boots.source_id, boots.boot_id, boots.anchor_us, boots.started_us)
         .order_by(boots.id)
     )
+    if since_us is not None:
+        query = query.where(batches.day >= since_us // limits.DAY_US, batches.start_us >= since_us)
     return tuple(
         StoredBoot(
             number=row[0],
