@@ -15,7 +15,7 @@ import ledger.hook.vllm as plugin
 from ledger.core.records import Boot, Group, GroupKind, Origin, Shard, Source
 from ledger.hook.meter import Meter
 from ledger.hook.settings import load_or_off, outbox_of
-from ledger.hook.vllm import sleep
+from ledger.hook.vllm import ending, sleep
 from ledger.hook.vllm.guard import log
 from ledger.hook.vllm.recorder import Recorder
 from ledger.hook.vllm.timing import Ranks
@@ -44,6 +44,7 @@ BEHIND_US: Final = 1_000_000
 def recorder_of(scheduler: Any) -> Recorder | None:
     """A recorder attached to a new scheduler; None, and a line why, where there is none. Never raises."""
     try:
+        ending.watch()
         return _recorder_of(scheduler)
     except Exception:  # noqa: BLE001 - a guest: whatever it is, it ends here
         log.exception("kvledger: the hook could not attach to the scheduler; the engine goes on without it")

@@ -60,7 +60,7 @@ class Recorder(Guarded):
         self.meter = meter
         self.config = scheduler.vllm_config
         self._open_pool = open_pool
-        self._asleep = False
+        self._asleep = self._closed = False
         self._now_us = now_us
         self._wall_us = wall_us
         self.pool = open_pool(meter, now_us())
@@ -212,7 +212,10 @@ class Recorder(Guarded):
 
     @guarded
     def closed(self, reason: str) -> None:
-        """The engine shuts down, or its cache goes away for a while."""
+        """The engine shuts down. Called again, it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         if self.ranks is not None:
             self.ranks.drain(self.meter, self._now_us())
         with self.meter.lock:

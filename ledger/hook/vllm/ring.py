@@ -47,10 +47,10 @@ class StepTimes:
 
 def path_of(instance: str, dp: int, rank: int, folder: Path = FOLDER) -> Path:
     """Where ``rank`` of an engine writes; ``instance`` is vLLM's name of the engine, the same in all its processes."""
-    return folder / f"{_prefix()}{re.sub(r'[^A-Za-z0-9_-]', '_', instance)[:64]}-dp{dp}-{rank}"
+    return folder / f"{prefix()}{re.sub(r'[^A-Za-z0-9_-]', '_', instance)[:64]}-dp{dp}-{rank}"
 
 
-def _prefix() -> str:
+def prefix() -> str:
     return f"kvledger-{os.getuid()}-"
 
 
@@ -171,7 +171,7 @@ class RingReader:
 def _sweep(folder: Path) -> None:
     """Delete what workers of this user's have left whose core has never opened it."""
     with contextlib.suppress(OSError):
-        for path in folder.glob(f"{_prefix()}*"):
+        for path in folder.glob(f"{prefix()}*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_ctime > RING_AGE_S_MAX:
                     path.unlink()
