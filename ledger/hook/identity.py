@@ -118,18 +118,18 @@ class Identity:
         present = not _OURS.isdisjoint(said)
         if not trusted and by_key is None:
             if present:
-                self._ignore(Ignored.UNTRUSTED_PEER)
+                self.ignore(Ignored.UNTRUSTED_PEER)
             return Caller()
         tenant = by_key
         if TENANT in said:
             if not trusted:
-                self._ignore(Ignored.UNTRUSTED_PEER)
+                self.ignore(Ignored.UNTRUSTED_PEER)
             else:
                 named = self._text(said[TENANT], limits.IDENTITY_CHARS_MAX)
                 if by_key is None:
                     tenant = named
                 elif named is not None and named != by_key:
-                    self._ignore(Ignored.KEY_DISAGREES)
+                    self.ignore(Ignored.KEY_DISAGREES)
         tenant = tenant or UNATTRIBUTED
         session = self._text(said.get(SESSION), limits.IDENTITY_CHARS_MAX) or NO_SESSION
         return Caller(
@@ -140,10 +140,11 @@ class Identity:
             priority=self._priority(said.get(PRIORITY)) if trusted else 0,
         )
 
-    def _ignore(self, why: Ignored) -> None:
+    def ignore(self, why: Ignored) -> None:
+        """Count that something was not taken; tell it at 1, 10, 100 …."""
         self.ignored[why] += 1
         count = self.ignored[why]
-        if count == 10 ** (len(str(count)) - 1):  # 1, 10, 100 …: told, and no flood
+        if count == 10 ** (len(str(count)) - 1):
             log.warning("identity: %s, %d so far; see docs/hook-settings.md", why.value, count)
 
     def _looked_up(self, peer: str | None) -> bool:
@@ -169,7 +170,7 @@ class Identity:
         tenants = {self._trust.tenants_by_key.get(hashlib.sha256(key).digest()) for key in keys}
         if len(tenants) == 1 and None not in tenants:
             return tenants.pop()
-        self._ignore(Ignored.UNKNOWN_KEY if None in tenants else Ignored.REPEATED)
+        self.ignore(Ignored.UNKNOWN_KEY if None in tenants else Ignored.REPEATED)
         return None
 
     def _text(self, values: Sequence[bytes] | None, most: int) -> str | None:
@@ -177,15 +178,15 @@ class Identity:
         if values is None:
             return None
         if len(values) > 1 or b"," in values[0]:
-            self._ignore(Ignored.REPEATED)
+            self.ignore(Ignored.REPEATED)
             return None
         value = values[0].strip(b" \t")
         if not value:
-            self._ignore(Ignored.EMPTY)
+            self.ignore(Ignored.EMPTY)
         elif len(value) > most:
-            self._ignore(Ignored.TOO_LONG)
+            self.ignore(Ignored.TOO_LONG)
         elif any(not 0x20 <= byte <= 0x7E for byte in value):
-            self._ignore(Ignored.BAD_CHARACTER)
+            self.ignore(Ignored.BAD_CHARACTER)
         else:
             return value.decode("ascii")
         return None
@@ -197,7 +198,7 @@ class Identity:
         digits = text.removeprefix("-")
         if digits.isdigit() and int(digits) <= limits.PRIORITY_ABS_MAX:
             return int(text)
-        self._ignore(Ignored.BAD_PRIORITY)
+        self.ignore(Ignored.BAD_PRIORITY)
         return 0
 
     def _tenant(self, tenant: str) -> str:
@@ -258,6 +259,11 @@ def pack(caller: Caller, key: bytes) -> str:
         quote(part, safe="") for part in (_FORMAT, caller.tenant, caller.session, caller.scenario, str(caller.priority))
     )
     return f"{stated}/{_signature(key, stated)}"
+
+
+def is_packed(text: str | None) -> bool:
+    """Whether it looks like what :func:`pack` wrote, whoever did."""
+    return text is not None and text.startswith(_FORMAT + "/")
 
 
 def unpack(text: str, key: bytes) -> Caller | None:

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -366,13 +367,21 @@ def load_or_off(environ: MutableMapping[str, str] | None = None) -> HookSettings
     environ = os.environ if environ is None else environ
     if not environ.get(HANDOVER_KEY.name, "").strip():
         environ[HANDOVER_KEY.name] = secrets.token_hex(16)
+    # Every process of an engine comes here; the first one speaks for those that it starts.
+    says = is_first_process()
     for sentence in misspelt(environ):
-        log.warning("%s", sentence)
+        log.log(logging.WARNING if says else logging.DEBUG, "%s", sentence)
     try:
         return load(environ)
     except LedgerError as error:
-        log.error("kvledger is switched off: %s", error)  # noqa: TRY400 - the message says it all
+        log.log(logging.ERROR if says else logging.DEBUG, "kvledger is switched off: %s", error)
         return HookSettings(enabled=False, off_because=str(error), handover_key=secrets.token_bytes(16))
+
+
+def is_first_process() -> bool:
+    """Whether this process was not started by another one of the same engine (with Python's ``multiprocessing``)."""
+    loaded = sys.modules.get("multiprocessing.process")
+    return loaded is None or loaded.parent_process() is None
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:

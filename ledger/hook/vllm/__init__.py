@@ -19,7 +19,7 @@ log: Final = logging.getLogger("kvledger.hook")
 SUPPORTED: Final = ("0.32",)
 """vLLM's release series that the hook was tested with; it attaches to no other."""
 
-_PARTS: Final = ("scheduler", "sleep", "workers")
+_PARTS: Final = ("scheduler", "sleep", "ending", "frontend", "workers")
 """Modules with an ``attach()``, each for the processes that it finds itself in."""
 
 started_mono_ns = time.monotonic_ns()
@@ -36,6 +36,7 @@ def register() -> None:
     _registered = True
     started_mono_ns = time.monotonic_ns()
     try:
+        _log_as_vllm_does()
         _attach_all()
     except Exception:
         log.exception("kvledger: the hook could not attach; the engine goes on without it")
@@ -50,7 +51,9 @@ def _attach_all() -> None:
     from vllm.version import __version__ as version  # noqa: PLC0415 - importing the hook does not load vLLM
 
     if not is_supported(version):
-        log.warning(
+        # Every process of the engine comes here; the first one speaks for those that it starts.
+        log.log(
+            logging.WARNING if settings.is_first_process() else logging.DEBUG,
             "kvledger: vLLM %s is not among the versions that the hook was tested with (%s); it does not attach, "
             "and the engine is untouched",
             version,
@@ -62,6 +65,18 @@ def _attach_all() -> None:
             import_module(f"{__name__}.{part}").attach()
         except Exception:
             log.exception("kvledger: %s could not attach; the engine goes on without it", part)
+
+
+def _log_as_vllm_does() -> None:
+    """Let our lines go where vLLM's go, and in their form, unless somebody has set up ours.
+
+    vLLM 0.32 sets up a logger of its own, after plugins are loaded, and one of its endpoints (SageMaker's) has the root
+    take nothing but errors.
+    """
+    ours = logging.getLogger("kvledger")
+    if not ours.handlers:
+        ours.parent = logging.getLogger("vllm")
+        ours.setLevel(ours.level)  # which forgets the levels that it had from its parent before
 
 
 def is_supported(version: str) -> bool:
