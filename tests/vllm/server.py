@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 READY_S = 240.0
 """A server alone is ready in half a minute on 2 cores; CI's may be busy."""
+PLUGINS = Path(__file__).parent / "plugins"
+"""On PYTHONPATH it brings the tests' own plugin of vLLM's along (kvledger_test.py)."""
 END_S = 40.0
 """From the polite signal to the other one."""
 
@@ -131,8 +133,11 @@ def vllm_server(
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     log = folder / f"{name}.log"
-    spool = {"KVLEDGER_SPOOL": str(folder / "spool")}  # never the one of whoever runs the tests
-    with program(command, log=log, environ=QUIET | spool | dict(environ or {}), cwd=folder, url=url) as started:
+    ours = {
+        "KVLEDGER_SPOOL": str(folder / "spool"),  # never the one of whoever runs the tests
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")])),
+    }
+    with program(command, log=log, environ=QUIET | ours | dict(environ or {}), cwd=folder, url=url) as started:
         wait_for(lambda: answers(f"{url}/health"), started, f"{url}/health", ready_s)
         yield started
 
