@@ -17,6 +17,7 @@ from ledger.core.periods import HOUR_US, SILENCE_US
 from ledger.core.records import PERIOD_US
 from ledger.core.settlement import AssetTerms, Basis, IntervalInputs, Kind
 from ledger.core.timeline import trimmed
+from ledger.lookout import Lookout
 from ledger.pricebook import PriceBook, unassigned
 from ledger.store import books, inputs, prices, terms
 from ledger.store.books import Memo, PoolRollup, Settlement
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ledger.core.records import Dimensions
+    from ledger.core.scraped import ScrapedInputs
     from ledger.core.settlement import Allocation, SegmentTerms
     from ledger.store.database import Connection
     from ledger.store.inputs import BadEnd, EngineBoot
@@ -55,11 +57,15 @@ def group_of(key: str) -> AssetGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All that a settlement depends on but the periods: ``pools`` are (name, paying, inputs without periods)."""
+    """All that a settlement depends on but the periods: ``pools`` are (name, paying, inputs without periods).
+
+    ``scraped`` is what was looked at from outside, without its records; None where nothing was.
+    """
 
     group: AssetGroup
     pools: tuple[tuple[str, bool, IntervalInputs], ...]
     digest: str
+    scraped: ScrapedInputs | None = None
 
 
 class Desk:
@@ -83,6 +89,7 @@ class Desk:
             ),
         )
         self._reader = inputs.PeriodReader(connection)
+        self._lookout = Lookout(connection)
         self._assets: tuple[int, int, tuple[AssetTerms, ...]] = (0, 0, ())
         self._seen: dict[tuple[str, int], _Rates] = {}
         self._asked: dict[int, str | None] = {}
@@ -144,7 +151,14 @@ class Desk:
         )
         named = tuple((name, paying) for name, paying, _ in pools)
         said = (group.key, self.month, self.ledger.currency, named)
-        return Frame(group=group, pools=pools, digest=digest(said, *(without for _, _, without in pools)))
+        scraped = self._lookout.frame(group.engine, start_us, end_us)
+        outside = () if scraped is None else (scraped,)
+        return Frame(
+            group=group,
+            pools=pools,
+            digest=digest(said, *(without for _, _, without in pools), *outside),
+            scraped=scraped,
+        )
 
     def settlement(self, frame: Frame) -> Settlement:
         """Load the periods, allocate, and work out what is kept beside the journal."""
@@ -155,18 +169,25 @@ class Desk:
         headers = inputs.load_headers(self._connection, boots, scope_us, end_us)
         names = {boot.number: boot.boot.boot_id for boot in boots}
         seen = tuple((names[h.boot], h.seq, h.digest, h.lost) for h in headers)
+        scraped = frame.scraped
+        if scraped is not None:
+            scraped = self._lookout.filled(scraped, group.engine, start_us, end_us)
+        outside = () if scraped is None else scraped.records
         allocation: Allocation | None = None
         rollups = []
         for name, paying, without in frame.pools:
             of_boot = {boot.number: _pool(boot, name, paying=paying) for boot in boots}
             periods = self._reader.periods(boots, of_boot, start_us, end_us)
-            done = allocate(replace(without, periods=periods))
+            done = allocate(replace(without, periods=periods), scraped if paying else None)
             if paying:
                 allocation = done
             if done.pool is not None:
                 pool = name or done.pool.totals.pool
                 rollups.append(PoolRollup(pool=pool, paying=paying, usage=done.pool, sessions=done.usage))
         assert allocation is not None, frame
+        if allocation.scraped is not None:
+            used, sessions = allocation.scraped
+            rollups.append(PoolRollup(pool=used.totals.pool, paying=True, usage=used, sessions=sessions))
         made = Settlement(
             asset_group=group.key,
             engine=group.engine,
@@ -176,9 +197,11 @@ class Desk:
             booked_month=self.booked_month,
             booked_us=end_us if self.booked_month == self.month else self.ledger.month_bounds(self.booked_month)[0],
             currency=self.ledger.currency,
-            batches=len(headers) + sum(header.lost for header in headers),
+            batches=len(headers)
+            + sum(header.lost for header in headers)
+            + self._lookout.count(group.engine, scope_us, end_us),
             frame_digest=frame.digest,
-            inputs_digest=digest((frame.digest, seen)),
+            inputs_digest=digest((frame.digest, seen), *outside),
             booked_basis=self.terms.basis,
             allocation=allocation,
             memos=(),
@@ -358,8 +381,11 @@ def _next(month: str) -> str:
     return f"{year + number // 12:04d}-{number % 12 + 1:02d}"
 
 
-def open_boundary(boots: Sequence[EngineBoot], now_us: int) -> int:
-    """The last boundary that every open pool has delivered, at most 60 s before ``now_us``."""
+def open_boundary(boots: Sequence[EngineBoot], now_us: int, scraped_us: Iterable[int] = ()) -> int:
+    """The last boundary that every open pool has delivered, at most 60 s before ``now_us``.
+
+    ``scraped_us`` are the ends of what was last known of engines that are looked at from outside.
+    """
     floor_us = now_us - 4 * PERIOD_US
     floor_us -= floor_us % PERIOD_US
     newest = {boot.engine: boot for boot in boots}  # by start, so a boot that was replaced holds nobody back
@@ -368,5 +394,6 @@ def open_boundary(boots: Sequence[EngineBoot], now_us: int) -> int:
         for boot in newest.values()
         if boot.opens and len(boot.closes) < len(boot.opens) and boot.heard_us > now_us - SILENCE_US
     ]
+    delivered += [at_us for at_us in scraped_us if at_us > now_us - SILENCE_US]
     latest = min(delivered, default=now_us)
     return max(floor_us, min(latest - latest % PERIOD_US, now_us - now_us % PERIOD_US))

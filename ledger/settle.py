@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ledger.core.digests import digest
-from ledger.core.periods import HOUR_US, Month, format_time, months_between
+from ledger.core.periods import HOUR_US, SILENCE_US, Month, format_time, months_between
 from ledger.core.settlement import Basis
 from ledger.errors import UsageError
 from ledger.intervals import AssetGroup, Desk, Frame, group_of, open_boundary
 from ledger.reports.statement import Heading, as_value, make_statement
-from ledger.store import book_reads, books, findings, inputs, prices, rollups, terms
+from ledger.store import book_reads, books, findings, inputs, prices, rollups, scrapes, terms
 from ledger.store.database import lock
 from ledger.store.findings import Finding, Severity
 from ledger.store.rows import canonical
@@ -99,7 +99,8 @@ def provisional(db: Database, *, now_us: int, month: str | None = None) -> tuple
             if start_us is None:
                 return ()
             from_us = start_us - start_us % ledger.interval_us
-        until_us = open_boundary(inputs.load_boots(snapshot, from_us, now_us), now_us)
+        watched = [record.end_us for record in scrapes.last_records(snapshot, now_us, SILENCE_US).values()]
+        until_us = open_boundary(inputs.load_boots(snapshot, from_us, now_us), now_us, watched)
         for each in months_between(from_us, until_us, ledger.zone):
             if month is not None and str(each) != month:
                 continue

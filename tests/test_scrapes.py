@@ -124,12 +124,14 @@ def test_who_was_heard_before_an_hour_is_known_by_when(db: Database) -> None:
         assert scrapes.heard_before(connection, T0, 900 * S) == {"e": T0 - 25 * S, "f": T0 - 885 * S}
 
 
-def test_rounds_are_counted_by_interval(sqlite_db: Database) -> None:
-    by = collector(sqlite_db)
+def test_records_are_counted_by_interval(sqlite_db: Database) -> None:
+    add(sqlite_db, "e")
+    number, by = targets(sqlite_db)["e"].number, collector(sqlite_db)
     for at in (0, 15, 900):
-        write(sqlite_db, by, T0 + at * S)
+        write(sqlite_db, by, T0 + at * S, (number, record(T0 + at * S)))
     with sqlite_db.read() as connection:
-        assert scrapes.count_rounds(connection, T0, T0 + 3600 * S, 900 * S) == {T0: 2, T0 + 900 * S: 1}
+        assert scrapes.count_records(connection, T0, T0 + 3600 * S, 900 * S) == {("e", T0): 2, ("e", T0 + 900 * S): 1}
+        assert scrapes.count_records(connection, T0, T0 + 3600 * S, 3600 * S) == {("e", T0): 3}
         assert scrapes.first_round_us(connection) == T0
         assert scrapes.last_round_us(connection) == T0 + 915 * S
 

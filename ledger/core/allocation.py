@@ -9,11 +9,13 @@ into which (coverage), what each session used (usage, standing), and the divisio
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ledger.core.coverage import SegmentScale, coverage
 from ledger.core.dividing import Amounts
 from ledger.core.money import apportion
 from ledger.core.pricing import WHOLE_PPM
+from ledger.core.scraped_time import busy_in, counting, pool_of, with_scraped
 from ledger.core.segments import Segment, segments
 from ledger.core.settlement import (
     Account,
@@ -35,6 +37,11 @@ from ledger.core.settlement import (
 )
 from ledger.core.timeline import State, apart, timeline, trimmed
 from ledger.core.usage import SegmentUse, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ledger.core.scraped import ScrapedInputs, ScrapedPeriod
 
 __all__ = [
     "Account",
@@ -64,7 +71,7 @@ _STATE_ACCOUNTS = {
 }
 
 
-def allocate(inputs: IntervalInputs) -> Allocation:
+def allocate(inputs: IntervalInputs, scraped: ScrapedInputs | None = None) -> Allocation:
     """Settle one interval of one asset group, under both bases; a provisional one is merely a shorter interval.
 
     The facts are taken as they are: what breaks a law in them shows in ``findings`` and, where it is money, on the
@@ -78,6 +85,9 @@ def allocate(inputs: IntervalInputs) -> Allocation:
     periods, overlapping = apart(inputs.periods)
     inputs = replace(inputs, periods=tuple(periods))
     spans = timeline(inputs)
+    records: tuple[ScrapedPeriod, ...] = ()
+    if scraped is not None:
+        spans, records = with_scraped(spans, scraped), counting(scraped)
     parts = segments(inputs, spans)
     covered = coverage(inputs.periods, spans, parts, terms)
     usage = Usage(covered, inputs.boots, terms, inputs.start_us)
@@ -85,7 +95,9 @@ def allocate(inputs: IntervalInputs) -> Allocation:
         usage.findings.add("overlap", f"boot {facts.boot_id} batch {facts.seq} claims time of another period")
     books = {basis: Amounts(dims=usage.dims, findings=usage.findings) for basis in Basis}
     segment_terms = tuple(
-        _settle(segment, scale, use, terms, books)
+        _settle_scraped(segment, usage, records, books)
+        if segment.state is State.SCRAPED
+        else _settle(segment, scale, use, terms, books)
         for segment, scale, use in zip(parts, covered.scales, usage.segments, strict=True)
     )
     bills: dict[str, int] = {asset.asset_id: 0 for asset in inputs.assets}
@@ -103,6 +115,7 @@ def allocate(inputs: IntervalInputs) -> Allocation:
         usage=usage.sessions(),
         pool=usage.pool(),
         findings=usage.findings.sentences(),
+        scraped=pool_of(records, spans),
     )
     bill = sum(bills.values())
     assert sum(line.amount_nanos for line in allocation.lines) == bill, inputs
@@ -160,6 +173,30 @@ def _settle(
         compute_nanos=compute_nanos,
         step_us=scale.step_scaled // scale.scale,
         weighted_block_us=scale.weighted_block_us,
+    )
+
+
+def _settle_scraped(
+    segment: Segment, usage: Usage, records: Sequence[ScrapedPeriod], books: dict[Basis, Amounts]
+) -> SegmentTerms:
+    """Watched time of an engine without a hook: busy time is nobody's in particular, the rest is idle."""
+    busy = busy_in(records, segment.start_us, segment.end_us)
+    weights = {usage.session(dims): us for dims, us in sorted(busy.items())}
+    unpriced_us = sum(part.asset_us for part in segment.assets if not part.priced)
+    for amounts in books.values():
+        amounts.state(Account.UNPRICED, 0, unpriced_us)
+        where = f"segment {segment.start_us} to {segment.end_us}, scraped"
+        amounts.divide(segment.bill_nanos, segment.length_us, {Kind.COMPUTE: weights}, where)
+    return SegmentTerms(
+        start_us=segment.start_us,
+        end_us=segment.end_us,
+        blocks=0,
+        bill_nanos=segment.bill_nanos,
+        observed_us=segment.length_us,
+        kv_nanos=0,
+        compute_nanos=segment.bill_nanos,
+        step_us=sum(busy.values()),
+        weighted_block_us=0,
     )
 
 

@@ -74,3 +74,16 @@ class Watched:
     kv_active_ppm: int | None = None
     running_milli: int | None = None
     """Mean number of running requests, in thousandths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapedInputs:
+    """What the settlement of an interval of an engine depends on beside its hook's facts.
+
+    ``heard_us``: when it was last watched before the interval, at most 15 minutes ago. ``hook_closed_us``: the last
+    clean close of its hook before the interval's end. ``records`` begin within the interval, in order and apart.
+    """
+
+    heard_us: int | None = None
+    hook_closed_us: int | None = None
+    records: tuple[ScrapedPeriod, ...] = ()

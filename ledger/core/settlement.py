@@ -208,3 +208,5 @@ class Allocation:
     usage: tuple[SessionUsage, ...]
     pool: PoolUsage | None
     findings: tuple[str, ...] = field(default=())
+    scraped: tuple[PoolUsage, tuple[SessionUsage, ...]] | None = None
+    """What was looked at from outside where no hook spoke: its time and whose it was."""

@@ -29,6 +29,8 @@ class State(StrEnum):
     STARTING = "starting"
     UNOBSERVED = "unobserved"
     VACANT = "vacant"
+    SCRAPED = "scraped"
+    """No hook claims it, and the engine was looked at from outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from ledger.reports.render import (
     percent,
     shown_quantity,
 )
+from ledger.reports.statement import HOOK
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -296,12 +297,16 @@ def _engines(statement: Statement, screen: Console) -> None:
     screen.print(Text("How busy, beside how full", style="bold"))
     table = Table(box=RULED, show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("engine", overflow="fold", min_width=len("engine"))
+    ways = {e.method for e in statement.engines} != {HOOK}
+    if ways:
+        table.add_column("method", no_wrap=True)
     for title in ("observed", "compute busy", "blocks active", "cached", "free"):
         table.add_column(title, justify="right", no_wrap=True)
     for e in statement.engines:
         capacity = e.active_block_us + e.cached_block_us + e.free_block_us
         table.add_row(
             Text(e.engine),
+            *([e.method] if ways else []),
             duration(e.observed_us),
             percent(e.step_us, e.observed_us),
             percent(e.active_block_us, capacity),

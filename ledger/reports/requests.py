@@ -210,9 +210,9 @@ def _open_cells(unsettled: Sequence[tuple[Basis, Settlement]]) -> dict[Place, _C
             continue
         for pool in made.pools:
             for usage in pool.sessions if pool.paying else ():
-                cells[made.engine, made.start_us, usage.dims] = _Cell(
-                    active_block_us=usage.row.holding.active_block_us, compute_us=usage.row.compute_us
-                )
+                cell = cells.setdefault((made.engine, made.start_us, usage.dims), _Cell())
+                cell.active_block_us += usage.row.holding.active_block_us
+                cell.compute_us += usage.row.compute_us
         for of, cost in made.session_costs():
             if of is basis:
                 cell = cells.setdefault((made.engine, made.start_us, cost.dims), _Cell())

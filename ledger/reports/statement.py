@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledger.core.periods import format_time, parse_time
+from ledger.core.scraped_time import SCRAPED_POOL
 from ledger.core.settlement import Basis
 from ledger.store.book_reads import POOL_COLUMNS
 
@@ -39,6 +40,9 @@ MEMO_BASES = {
 }
 """What each memo line's amount is a part of."""
 
+
+HOOK, SCRAPED = "hook", "scraped"
+"""How an engine's time is known."""
 
 ENGINE_TIME = ("observed_us", "step_us", "active_block_us", "cached_block_us", "free_block_us")
 
@@ -85,9 +89,14 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTime:
-    """How busy an engine was beside how full: ``step_us`` of ``observed_us``, block time of the paying pool."""
+    """How busy an engine was beside how full: ``step_us`` of ``observed_us``, block time of the paying pool.
+
+    ``method`` is ``hook``, or ``scraped`` where it was looked at from outside: then nothing is known of its blocks, and
+    what was busy had running requests.
+    """
 
     engine: str
+    method: str = HOOK
     observed_us: int
     step_us: int
     active_block_us: int
@@ -142,7 +151,7 @@ def make_statement(
         figures.add_memo(memo.memo, memo.tenant, memo.quantity, memo.amount_nanos)
     for pool in pools:
         if pool.paying:
-            figures.add_time(pool.engine, pool.values)
+            figures.add_time(pool.engine, pool.pool, pool.values)
     for made in provisional:
         figures.add_settlement(made, heading.basis)
     lines, waste, times, adjustments = figures.lines, figures.waste, figures.times, figures.adjustments
@@ -173,9 +182,10 @@ def make_statement(
         engines=tuple(
             EngineTime(
                 engine=engine,
+                method=method,
                 **{name: sums[POOL_COLUMNS.index(name)] for name in ENGINE_TIME},
             )
-            for engine, sums in sorted(times.items())
+            for (engine, method), sums in sorted(times.items())
         ),
     )
 
@@ -187,7 +197,7 @@ class _Figures:
     month: str
     lines: dict[tuple[str, str, str], tuple[int, int | None]] = field(default_factory=dict)
     waste: dict[tuple[str, str], tuple[int, int | None]] = field(default_factory=dict)
-    times: dict[str, list[int]] = field(default_factory=dict)
+    times: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     adjustments: list[Adjustment] = field(default_factory=list)
 
     def add_line(self, key: tuple[str, str, str], amount_nanos: int, asset_us: int | None) -> None:
@@ -212,9 +222,10 @@ class _Figures:
         had, amount = self.waste.get((memo, tenant), (0, None))
         self.waste[memo, tenant] = (had + quantity, amount if amount_nanos is None else (amount or 0) + amount_nanos)
 
-    def add_time(self, engine: str, values: Iterable[int]) -> None:
-        known = self.times.get(engine)
-        self.times[engine] = list(values) if known is None else [a + b for a, b in zip(known, values, strict=True)]
+    def add_time(self, engine: str, pool: str, values: Iterable[int]) -> None:
+        key = (engine, SCRAPED if pool == SCRAPED_POOL else HOOK)
+        known = self.times.get(key)
+        self.times[key] = list(values) if known is None else [a + b for a, b in zip(known, values, strict=True)]
 
     def add_settlement(self, made: Settlement, basis: Basis) -> None:
         for of, line in made.lines():
@@ -225,7 +236,7 @@ class _Figures:
                 self.add_memo(memo.memo, memo.tenant, memo.quantity, memo.amount_nanos)
         for rollup in made.pools:
             if rollup.paying and made.engine is not None:
-                self.add_time(made.engine, rollup.values())
+                self.add_time(made.engine, rollup.pool, rollup.values())
 
 
 def of_tenant(statement: Statement, tenant: str) -> Statement:
@@ -289,6 +300,7 @@ def as_value(statement: Statement) -> dict[str, Any]:
         "engines": [
             {
                 "engine": e.engine,
+                "method": e.method,
                 "observed_us": e.observed_us,
                 "step_us": e.step_us,
                 "active_block_us": e.active_block_us,

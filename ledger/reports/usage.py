@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ledger.core.periods import format_time, months_between, on_grid, period_end, period_start
+from ledger.core.scraped_time import SCRAPED_POOL, SCRAPED_SESSION
 from ledger.errors import UsageError
 from ledger.intervals import Desk
 from ledger.reports.requests import request_rows
@@ -188,14 +189,15 @@ class _Reading:
                 if (of_engine, of_pool) == (engine, pool):
                     figures.add(used)
             if self._paying[engine, pool]:
-                for (of_engine, _), costs in self._costs.items():
-                    if of_engine == engine:
+                for (of_engine, dims), costs in self._costs.items():
+                    # An engine may have been known in both ways in the range: each has the costs of its own time.
+                    if of_engine == engine and (dims.session == SCRAPED_SESSION) == (pool == SCRAPED_POOL):
                         figures.add(costs)
             # The pool's own totals are what its sessions sum to (law 2), and stand even where sessions are unknown.
             for name in ("active_block_us", "cached_block_us", "unfilled_slot_us"):
                 figures.set(name, totals[name])
             capacity = totals["active_block_us"] + totals["cached_block_us"] + totals["free_block_us"]
-            row = UsageRow(engine=engine, pool=pool)
+            row = UsageRow(engine=engine, pool=pool if pool != SCRAPED_POOL else SCRAPED_SESSION)
             rows.append(figures.onto(row, free_block_us=totals["free_block_us"], capacity_block_us=capacity))
         return rows
 

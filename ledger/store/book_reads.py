@@ -263,9 +263,12 @@ def hour_usage(connection: Connection, start_us: int, end_us: int) -> dict[tuple
         .join(h, and_(h.c.engine == u.c.engine, h.c.pool == u.c.pool, h.c.start_us == u.c.start_us))
         .where(u.c.start_us >= start_us, u.c.start_us < end_us, h.c.paying == 1)
     )
-    return {
-        (row.engine, row.start_us, row.dims): (row.active_block_us, row.compute_us) for row in connection.execute(query)
-    }
+    found: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for row in connection.execute(query):  # two rows where a hook spoke for a part of the interval only
+        key = (row.engine, row.start_us, row.dims)
+        active_us, compute_us = found.get(key, (0, 0))
+        found[key] = active_us + row.active_block_us, compute_us + row.compute_us
+    return found
 
 
 def ended_requests(connection: Connection, start_us: int, end_us: int) -> Iterator[RequestRow]:

@@ -262,7 +262,10 @@ def session_rate(connection: Connection, asset_group: str, start_us: int, basis:
         .join(h, and_(h.c.engine == u.c.engine, h.c.pool == u.c.pool, h.c.start_us == u.c.start_us))
         .where(u.c.engine == engine, u.c.start_us == start_us, h.c.paying == 1)
     )
-    return {row.dims: (nanos.get(row.dims, 0), row.active_block_us) for row in used}
+    rates: dict[int, tuple[int, int]] = {}
+    for row in used:
+        rates[row.dims] = nanos.get(row.dims, 0), rates.get(row.dims, (0, 0))[1] + row.active_block_us
+    return rates
 
 
 def head(connection: Connection, asset_group: str, start_us: int) -> Head | None:

@@ -30,6 +30,7 @@ from ledger.core.records import (
 )
 from ledger.core.settlement import BootFacts, PeriodFacts
 from ledger.pricebook import Sight
+from ledger.store import scrapes
 from ledger.store import tables as f
 from ledger.store.fact_reads import dimensions_by_id
 from ledger.store.tables import HOLDING_COLUMNS, PREEMPTION_COLUMNS, TOKEN_COLUMNS
@@ -253,7 +254,7 @@ def _silences(connection: Connection, boot: int, start_us: int, end_us: int) -> 
 
 
 def count_facts(connection: Connection, start_us: int, end_us: int, length_us: int) -> dict[tuple[str, int], int]:
-    """Batches by engine and interval, those that lost their time counted twice: a number that facts only raise."""
+    """Facts by engine and interval, a number that only rises: batches (twice if they lost their time), and records."""
     h, b, p = f.batches, f.boots, f.lost_periods
     bucket = (h.c.start_us - h.c.start_us % length_us).label("bucket")
     of_lost = and_(p.c.boot == h.c.boot, p.c.seq == h.c.seq)
@@ -268,24 +269,28 @@ def count_facts(connection: Connection, start_us: int, end_us: int, length_us: i
     for row in connection.execute(query):
         key = (engines.get(row.boot, ""), row.bucket)  # a batch without a boot is for the audit to name
         counts[key] = counts.get(key, 0) + row.facts
+    for key, records in scrapes.count_records(connection, start_us, end_us, length_us).items():
+        counts[key] = counts.get(key, 0) + records
     return counts
 
 
 def first_fact_us(connection: Connection) -> int | None:
-    """The start of the earliest boot that is known; None for a ledger without facts."""
-    found = connection.execute(select(func.min(f.boots.c.started_us))).scalar_one()
-    return None if found is None else int(found)
+    """The start of the earliest boot or scrape that is known; None for a ledger without facts."""
+    boot_us = connection.execute(select(func.min(f.boots.c.started_us))).scalar_one()
+    starts = [at_us for at_us in (boot_us, scrapes.first_round_us(connection)) if at_us is not None]
+    return min(starts, default=None)
 
 
 def last_fact_us(connection: Connection) -> int | None:
-    """The end of the latest batch; None for a ledger without facts."""
+    """The end of the latest batch or scraped period; None for a ledger without facts."""
     h = f.batches
     ends = [
         row.end_us
         for (boot,) in connection.execute(select(f.boots.c.id)).all()
         for row in connection.execute(select(h.c.end_us).where(h.c.boot == boot).order_by(h.c.start_us.desc()).limit(1))
     ]
-    return max(ends, default=None)
+    scraped_us = scrapes.last_round_us(connection)
+    return max([*ends, *([] if scraped_us is None else [scraped_us])], default=None)
 
 
 def load_headers(connection: Connection, boots: Sequence[EngineBoot], start_us: int, end_us: int) -> tuple[Header, ...]:

@@ -49,6 +49,8 @@ def delete_old_facts(db: Database, now_us: int) -> int:
             while deleted := db.write(partial(_delete_some, first_kept=first_kept, keys=keys, rows=rows)):
                 gone += deleted
     db.write(_delete_what_ended)
+    hours = scrape_tables.scraped_hours
+    db.write(lambda c: c.execute(hours.delete().where(hours.c.start_us < first_kept * limits.DAY_US)))
     db.write(
         lambda connection: connection.execute(
             text("DELETE FROM quarantine WHERE received_us < :first_kept"),

@@ -77,6 +77,18 @@ scraped_periods = day_rows(
 """What one target said. ``finished``, ``latencies`` and ``signs`` are JSON lists; ``target`` is a row of the
 configuration, which names the engine."""
 
+scraped_hours = Table(
+    "scraped_hours",
+    metadata,
+    Column("target", Int, primary_key=True, autoincrement=False),
+    Column("start_us", Int, primary_key=True, autoincrement=False),
+    integer("records"),
+    Index("ix_scraped_hours_start_us", "start_us"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+"""How many records of a target begin in each quarter of an hour: derived, so that settling need not count them."""
+
 SCRAPED: Final = (scraped_periods,)
 """The tables that are partitioned by day."""
 

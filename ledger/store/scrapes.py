@@ -8,20 +8,22 @@ first known counts, wherever rows are read.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, select, text
 
-from ledger.core.records import PERIOD_US, Origin
+from ledger.core.records import HOOK_OFF, PERIOD_US, Origin
 from ledger.core.scraped import ScrapedLatency, ScrapedPeriod
 from ledger.errors import UsageError
 from ledger.limits import SCRAPE_TARGETS_MAX
 from ledger.store import book_tables as t
 from ledger.store import facts, receipt
 from ledger.store import scrape_tables as s
+from ledger.store import tables as f
 from ledger.store.database import lock
 from ledger.store.fact_rows import day_of
 from ledger.store.rows import append, canonical, row_digest
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ledger.store.database import Database
+
+QUARTER_US: Final = 900_000_000
+"""The shortest interval that is settled."""
 
 HEARD_US: Final = 3_600_000_000
 """How far back the newest record of an engine is looked for."""
@@ -138,6 +143,7 @@ def write_round(
         )
         if rows:
             facts.write_rows(connection, s.scraped_periods, rows)
+            _count_records(connection, records)
 
     db.write(work)
 
@@ -178,12 +184,26 @@ def last_records(connection: Connection, now_us: int, within_us: int = HEARD_US)
     return found
 
 
-def count_rounds(connection: Connection, start_us: int, end_us: int, length_us: int) -> dict[int, int]:
-    """Rounds by the interval that their period lies in: a number that scraping only raises."""
-    c = s.scrape_rounds.c
-    bucket = (c.start_us - c.start_us % length_us).label("bucket")
-    query = select(bucket, func.count().label("rounds")).where(c.start_us >= start_us, c.start_us < end_us)
-    return {row.bucket: row.rounds for row in connection.execute(query.group_by(bucket))}
+def count_records(connection: Connection, start_us: int, end_us: int, length_us: int) -> dict[tuple[str, int], int]:
+    """Records by engine and interval: numbers that scraping only raises. All three are multiples of 15 minutes."""
+    c = s.scraped_hours.c
+    engines = _engines(connection)
+    found: dict[tuple[str, int], int] = {}
+    for row in connection.execute(select(s.scraped_hours).where(c.start_us >= start_us, c.start_us < end_us)):
+        key = engines.get(row.target, ""), row.start_us - row.start_us % length_us
+        found[key] = found.get(key, 0) + row.records
+    return found
+
+
+def clean_closes(connection: Connection) -> dict[str, tuple[int, ...]]:
+    """When hooks closed pools of engines that were ever scraped, in order; one that switched itself off closed none."""
+    c, b = f.pool_closes, f.boots
+    engines = sorted(targeted(connection))
+    query = select(b.c.engine, c.c.at_us).join(b, b.c.id == c.c.boot)
+    found: dict[str, set[int]] = {}
+    for row in connection.execute(query.where(b.c.engine.in_(engines), c.c.reason != HOOK_OFF)):
+        found.setdefault(row.engine, set()).add(row.at_us)
+    return {engine: tuple(sorted(times)) for engine, times in found.items()}
 
 
 def targeted(connection: Connection) -> frozenset[str]:
@@ -211,6 +231,11 @@ def round_breaches(connection: Connection) -> Iterator[tuple[str, str]]:
         rows = [tuple(row) for row in connection.execute(select(p).where(mine).order_by(p.c.pos))]
         if row_digest(r, head, below=rows) != head["digest"]:
             yield f"scrape round {head['boot']}/{head['seq']}", "does not fit its digest"
+    counted = {(row.target, row.start_us): row.records for row in connection.execute(select(s.scraped_hours))}
+    quarter = (p.c.start_us - p.c.start_us % QUARTER_US).label("quarter")
+    there = select(p.c.target, quarter, func.count().label("records")).group_by(p.c.target, quarter)
+    if counted != {(row.target, row.quarter): row.records for row in connection.execute(there)}:
+        yield "scraped_hours", "are not the numbers of records"
     lives = set(connection.execute(select(s.collectors.c.id)).scalars())
     for boot in sorted(set(connection.execute(select(r.c.boot).distinct()).scalars()) - lives):
         yield f"scrape rounds of {boot}", "belong to no collector"
@@ -258,8 +283,19 @@ def _row(number: int, record: ScrapedPeriod) -> tuple[Any, ...]:
     )
 
 
-def _pairs(text: str) -> tuple[tuple[str, int], ...]:
-    return tuple((word, number) for word, number in json.loads(text))
+def _count_records(connection: Connection, records: Sequence[tuple[int, ScrapedPeriod]]) -> None:
+    numbers = Counter((number, record.start_us - record.start_us % QUARTER_US) for number, record in records)
+    connection.execute(
+        text(
+            "INSERT INTO scraped_hours (target, start_us, records) VALUES (:target, :start_us, :records) "
+            "ON CONFLICT (target, start_us) DO UPDATE SET records = scraped_hours.records + excluded.records"
+        ),
+        [{"target": target, "start_us": at_us, "records": n} for (target, at_us), n in sorted(numbers.items())],
+    )
+
+
+def _pairs(written: str) -> tuple[tuple[str, int], ...]:
+    return tuple((word, number) for word, number in json.loads(written))
 
 
 def _between(start_us: int, end_us: int, *columns: Any) -> Any:

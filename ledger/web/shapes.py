@@ -129,6 +129,7 @@ class Adjustment(BaseModel):
 
 class EngineTime(BaseModel):
     engine: str
+    method: str = Field(description="hook, or scraped: looked at from outside, its blocks are not known")
     observed_us: int
     step_us: int
     active_block_us: int

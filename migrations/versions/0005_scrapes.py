@@ -83,6 +83,14 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
         sqlite_strict=True,
     )
+    op.create_table(
+        "scraped_hours",
+        *_ints("target", "start_us", "records"),
+        sa.PrimaryKeyConstraint("target", "start_us", name="pk_scraped_hours"),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_scraped_hours_start_us", "scraped_hours", ["start_us"])
     dialect = op.get_context().dialect.name
     for table in CONFIGURATION:
         for statement in guards.create_guard(dialect, table, delete=True):
@@ -93,5 +101,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for name in reversed((*CONFIGURATION, *FACTS)):
+    for name in reversed((*CONFIGURATION, *FACTS, "scraped_hours")):
         op.drop_table(name)
