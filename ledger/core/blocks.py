@@ -16,7 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ledger.core.cached import CachedAccounts
-from ledger.core.holders import Account, Holder, Key, Owner, Table, Ticks, tally
+from ledger.core.holders import OUTSIDE, Account, Holder, Key, Owner, Table, Ticks, tally
 from ledger.core.sharing import Cell
 from ledger.limits import GUARD_IDS
 
@@ -50,6 +50,7 @@ class BlockAccounts(CachedAccounts):
         self.owner: list[Owner] = [None] * (blocks + 1)
         self.owner.extend([guard] * GUARD_IDS)
         self.computed_by: list[Key | None] = [None] * (blocks + 1 + GUARD_IDS)
+        """None where that is the session of the owner, as for most: noted when others take over, until it is free."""
         self.group_active = [0] * len(groups)
         self.group_acc = [0] * len(groups)
         self.let_go: list[Table] = []
@@ -90,7 +91,7 @@ class BlockAccounts(CachedAccounts):
 
     def _take_free(self, table: Table, blocks: Sequence[int]) -> bool:
         """Give free blocks to a table, all of them or none; one that is named twice is not free any more."""
-        owner, by, key = self.owner, self.computed_by, table.holder.key
+        owner = self.owner
         left = iter(blocks)
         free = True
         try:
@@ -99,7 +100,6 @@ class BlockAccounts(CachedAccounts):
                     free = False
                     break
                 owner[block] = table
-                by[block] = key
         except (IndexError, TypeError):
             free = False
         # Only if ids 0 and N are both in use can there be one block too many.
@@ -117,7 +117,8 @@ class BlockAccounts(CachedAccounts):
             return 0
         for block in blocks:
             self.owner[block] = table
-            self.computed_by[block] = None
+            self.computed_by[block] = OUTSIDE
+        table.noted = True
         self._add_own(t, table, len(blocks))
         self._append_full(t, table, blocks)
         return len(blocks)
@@ -142,9 +143,12 @@ class BlockAccounts(CachedAccounts):
                 mine.add(kind)
                 own += count
         if own:
-            for block, was in zip(blocks, owners, strict=True):
+            key = table.holder.key
+            for block, was, author in zip(blocks, owners, self.authors(blocks, owners), strict=True):
                 if was in mine:
                     self.owner[block] = table
+                    self.computed_by[block] = None if author == key else author
+            table.noted = True
             self._add_own(t, table, own)
         self._append_full(t, table, blocks)
         taken += own
@@ -216,7 +220,7 @@ class BlockAccounts(CachedAccounts):
                 fit.append(block)
             elif type(was) is Account:
                 evicted[was] += 1
-                self.owner[block] = None
+                self.owner[block] = self.computed_by[block] = None
                 fit.append(block)
             else:
                 self.fault("new_is_held")
@@ -243,7 +247,7 @@ class BlockAccounts(CachedAccounts):
         """
         if self.lookahead:
             return start
-        owner, by, last = self.owner, self.computed_by, self.blocks
+        owner, last = self.owner, self.blocks
         size = self.sizes[group]
         at = start
         try:
@@ -254,7 +258,6 @@ class BlockAccounts(CachedAccounts):
                     break
                 owner[block] = table
                 holder = table.holder
-                by[block] = holder.key
                 holder.held += 1
                 table.own += 1
                 table.acc -= t
@@ -405,8 +408,11 @@ class BlockAccounts(CachedAccounts):
             for block in rest[:kept]:
                 owner[block] = account
             self.change_cached(t, account, kept)
-        for block in rest[kept:] if kept else rest:
+            rest = rest[kept:]
+        for block in rest:
             owner[block] = None
+        if table.noted:
+            self._forget(rest)
         if own:
             until = own * t
             table.own = 0
@@ -460,6 +466,13 @@ class BlockAccounts(CachedAccounts):
             self.change_cached(t, account, len(cached))
         for block in freed:
             owner[block] = None
+        self._forget(freed)
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Blocks that are free again were computed by nobody."""
+        by = self.computed_by
+        for block in blocks:
+            by[block] = None
 
     def _agrees(self, ended: set[Owner], named: set[int], cached: Sequence[int], freed: Sequence[int]) -> bool:
         """Whether cached and freed blocks are exactly those without a holder, given that their number is right."""

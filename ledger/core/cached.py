@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ledger.core.holders import Account, Holder, Owner, Ticks, tally
+from ledger.core.holders import OUTSIDE, Account, Holder, Key, Owner, Ticks, session, tally
 from ledger.core.leaves import LeafAccounts
 
 if TYPE_CHECKING:
@@ -53,14 +53,21 @@ class CachedAccounts(LeafAccounts):
         """Content that was there before anybody was watching."""
         for block in blocks:
             self.owner[block] = account
+            self.computed_by[block] = OUTSIDE
         self.change_cached(t, account, len(blocks))
 
     def owners(self, blocks: Sequence[int]) -> tuple[Owner, ...]:
         """Owners of blocks, in order; raises on ids that are no blocks of the pool."""
-        if len(blocks) == 1:
-            return (self.owner[blocks[0]],)
+        if len(blocks) < 2:
+            return tuple([self.owner[block] for block in blocks])
         owners: tuple[Owner, ...] = itemgetter(*blocks)(self.owner)
         return owners
+
+    def authors(self, blocks: Sequence[int], owners: tuple[Owner, ...]) -> list[Key]:
+        """Who computed blocks, in order; ``owners`` are theirs."""
+        by = self.computed_by
+        keys = {owner: session(owner) for owner in set(owners)}
+        return [keys[owner] if (key := by[block]) is None else key for block, owner in zip(blocks, owners, strict=True)]
 
     def evict(self, t: int, blocks: Sequence[int]) -> None:
         """Cached blocks become free."""
@@ -69,7 +76,7 @@ class CachedAccounts(LeafAccounts):
         if len(blocks) == 1:
             only = owners[0]
             if type(only) is Account:
-                owner[blocks[0]] = None
+                owner[blocks[0]] = self.computed_by[blocks[0]] = None
                 self.change_cached(t, only, -1)
                 return
         if len(set(blocks)) != len(blocks):
@@ -83,4 +90,4 @@ class CachedAccounts(LeafAccounts):
                 self.fault("evict_not_cached")
         for block, was in zip(blocks, owners, strict=True):
             if type(was) is Account:
-                owner[block] = None
+                owner[block] = self.computed_by[block] = None

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from ledger.core.blocks import BlockAccounts
 
 
-Key: TypeAlias = tuple[str, str]
+Key: TypeAlias = tuple[str, ...]
 """Tenant and session: who computed a block."""
+
+OUTSIDE: Key = ()
+"""Nobody here computed it."""
 
 NOBODY = Dimensions(tenant=UNATTRIBUTED)
 
@@ -79,6 +82,7 @@ class Table:
         "marked_ahead",
         "marked_unfilled",
         "nodes",
+        "noted",
         "opens",
         "order",
         "own",
@@ -113,6 +117,8 @@ class Table:
         """Its blocks by position; None where one was let go before it was full."""
         self.whole = True
         """Whether ``order`` is known to be just the blocks held: nothing was let go so far but all at once."""
+        self.noted = False
+        """Whether ``computed_by`` may have notes on own blocks: some had content when they were taken."""
         self.base = self.tail = 0
         """Positions: of the first block, and from where blocks are an ordinary tail."""
         self.opens: dict[int, int] = {}
@@ -143,6 +149,15 @@ def tally(owners: tuple[Owner, ...]) -> dict[Owner, int]:
         count = owners.count(one)
         return {one: count, kinds.pop(): len(owners) - count}
     return {kind: owners.count(kind) for kind in kinds}
+
+
+def session(owner: Owner) -> Key:
+    """Whose blocks these are, unless they are several requests' or free."""
+    if type(owner) is Table:
+        return owner.holder.key
+    if type(owner) is Account:
+        return owner.dims.tenant, owner.dims.session
+    return OUTSIDE
 
 
 def held_blocks(table: Table) -> int:

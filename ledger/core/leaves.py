@@ -63,12 +63,15 @@ class LeafAccounts(SlotAccounts):
             self.retune(t, other)
             self._change_pool_slots(t, unfilled - other.size * count, ahead)
         cell = Cell(table.group, node)
-        self._name(cell, mine)
-        self.leaves[node] = None
+        by, key = self.computed_by, other.holder.key
         for block in mine:
+            if by[block] is None:
+                by[block] = key
             self.owner[block] = cell
             if self.fills.get(block, -1) >= table.size:
                 del self.fills[block]
+        self._name(cell, mine)
+        self.leaves[node] = None
         other.nodes |= {node}
         table.nodes |= {node}
         self._count(table, count)

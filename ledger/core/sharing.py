@@ -99,8 +99,8 @@ class Cell:
         self.named: list[int] = []
         """All blocks of the leaf in the order of those who share them, or nothing if that is not known. Comparing
         two lists is ten times faster than looking up the owner of each block."""
-        self.writer: tuple[str, str] | None = None
-        """Tenant and session that computed all of ``named``; None if there are several, or nobody."""
+        self.writer: tuple[str, ...] | None = None
+        """Tenant and session that computed all of ``named``; None if there are several."""
 
 
 def split(t: int, cell: Cell, blocks: int, unfilled: int, ahead: int) -> Cell:

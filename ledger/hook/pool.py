@@ -18,6 +18,7 @@ from ledger.hook.requests import OTHERS, OWN, TRANSFERRED, Request, cover
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ledger.core.holders import Owner
     from ledger.hook.boot import BootAccount, PoolAccount
 
 
@@ -159,9 +160,11 @@ class PoolMeter:
         if skipped_tokens and not table.group and not table.order:
             table.base = table.tail = skipped_tokens
         if self._pool.leads and not table.group and holder.ended_t is None:
-            runs = self._classes(holder, hit, () if owners else cells, table.size or 1)
-            runs.append((TRANSFERRED, len(loaded) * (table.size or 1)))
-            tokens = (len(hit) + len(loaded)) * (table.size or 1) if covered_tokens is None else max(covered_tokens, 0)
+            size = table.size or 1
+            runs = self._classes(holder, hit, owners, cells, size)
+            if loaded:
+                runs.append((TRANSFERRED, len(loaded) * size))
+            tokens = (len(hit) + len(loaded)) * size if covered_tokens is None else max(covered_tokens, 0)
             if table.base and not table.order:
                 runs.insert(0, (runs[0][0], table.base))
                 tokens += table.base
@@ -181,16 +184,19 @@ class PoolMeter:
             if other.order:
                 other.pool.moved(t, other)
 
-    def _classes(self, holder: Request, hit: Sequence[int], cells: Sequence[Cell], size: int) -> list[tuple[int, int]]:
-        """Whose work is hit, in runs of positions; ``cells``: the leaves that ``hit`` consists of, if it does."""
+    def _classes(
+        self, holder: Request, hit: Sequence[int], owners: tuple[Owner, ...], cells: Sequence[Cell], size: int
+    ) -> list[tuple[int, int]]:
+        """Whose work is hit, in runs of positions; without ``owners`` it consists of just these ``cells``."""
         key = holder.key
-        if len(cells) == 1 and (writer := cells[0].writer) is not None:
-            return [(OWN if writer == key else OTHERS, len(hit) * size)]
-        writers = [cell.writer for cell in cells]
-        if writers and None not in writers:
-            return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
-        by = self._pool.accounts.computed_by
-        return [(OWN if by[block] == key else OTHERS, size) for block in hit]
+        accounts = self._pool.accounts
+        if not owners:
+            if len(cells) == 1 and (writer := cells[0].writer) is not None:
+                return [(OWN if writer == key else OTHERS, len(hit) * size)]
+            if None not in [cell.writer for cell in cells]:
+                return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
+            owners = accounts.owners(hit)
+        return [(OWN if author == key else OTHERS, size) for author in accounts.authors(hit, owners)]
 
     def release(
         self, t_us: int, request: str, blocks: Sequence[int], *, cached: Sequence[int] = (), freed: Sequence[int] = ()
