@@ -509,7 +509,7 @@ def test_nothing_is_kept_of_requests_that_are_gone(engine):
     assert not any(pool.tables)
     assert not pool.accounts.accounts
     assert not pool.accounts.leaves
-    assert not pool.accounts.holding
+    assert not any(pool.tables)
     assert not pool.accounts.fills
     assert boot.settler.cached == {"gpu": {}}
     assert not any(any(wheel.values()) for wheel in pool.accounts.wheels.values())
@@ -540,5 +540,5 @@ def test_a_request_that_grows_by_several_blocks_in_one_call_keeps_their_order():
     engine.start("r", prompt=3, new=[1])
     engine.step(0, SECOND, {"r": 3})
     engine.pool.grow(SECOND, 0, ["r", "r"], [3, 2])
-    (table,) = engine.pool._pool.accounts.holding
+    (table,) = engine.pool._pool.tables[0].values()
     assert table.order == [1, 3, 2]

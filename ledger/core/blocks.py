@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ledger.core.cached import CachedAccounts
 from ledger.core.holders import OUTSIDE, Account, Holder, Key, Owner, Table, Ticks, tally
-from ledger.core.sharing import Cell
+from ledger.core.sharing import Cell, leaves_of
 from ledger.limits import GUARD_IDS
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class BlockAccounts(CachedAccounts):
         """None where that is the session of the owner, as for most: noted when others take over, until it is free."""
         self.group_active = [0] * len(groups)
         self.group_acc = [0] * len(groups)
-        self.let_go: list[Table] = []
 
     @property
     def active(self) -> int:
@@ -90,24 +89,34 @@ class BlockAccounts(CachedAccounts):
         return len(blocks)
 
     def _take_free(self, table: Table, blocks: Sequence[int]) -> bool:
-        """Give free blocks to a table, all of them or none; one that is named twice is not free any more."""
+        """Give free blocks to a table, all of them or none."""
+        if not self._hand_over(blocks, None, table):
+            return False
+        # Only if ids 0 and N are both in use can there be one block too many.
+        if self.owner[0] is None or self.owner[self.blocks] is None or self._has_room(len(blocks)):
+            return True
+        self._hand_over(blocks, table, None)
+        return False
+
+    def _hand_over(self, blocks: Sequence[int], was: Owner, to: Owner) -> bool:
+        """Blocks get another owner, all of them or none: each must have the one that it is said to have.
+
+        One that is named twice has it only once.
+        """
         owner = self.owner
         left = iter(blocks)
-        free = True
         try:
             for block in left:
-                if owner[block] is not None:
-                    free = False
+                if owner[block] is not was:
                     break
-                owner[block] = table
+                owner[block] = to
+            else:
+                return True
         except (IndexError, TypeError):
-            free = False
-        # Only if ids 0 and N are both in use can there be one block too many.
-        if free and (owner[0] is None or owner[self.blocks] is None or self._has_room(len(blocks))):
-            return True
+            pass
         # What is left in the iterator says how far it came.
-        for block in blocks[: len(blocks) - (0 if free else 1 + len(list(left)))]:
-            owner[block] = None
+        for block in blocks[: len(blocks) - 1 - len(list(left))]:
+            owner[block] = was
         return False
 
     def take_full(self, t: int, table: Table, blocks: Sequence[int]) -> int:
@@ -179,8 +188,6 @@ class BlockAccounts(CachedAccounts):
         group = table.group
         self.group_active[group] += blocks
         self.group_acc[group] -= since
-        self.holding[table] = None
-        table.holder.held += blocks
 
     def _fits(self, blocks: int) -> bool:
         """Whether so many free blocks can be left: ids 0 and N together would be one block too many."""
@@ -257,8 +264,6 @@ class BlockAccounts(CachedAccounts):
                 if table is None or not table.falls or not 0 < block < last or owner[block] is not None:
                     break
                 owner[block] = table
-                holder = table.holder
-                holder.held += 1
                 table.own += 1
                 table.acc -= t
                 table.order.append(block)
@@ -277,8 +282,6 @@ class BlockAccounts(CachedAccounts):
         self, t: int, holder: Holder, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
     ) -> int:
         """A request lets blocks go; returns how many it did hold."""
-        if len(holder.tables) == 1 and self._release_all(t, holder.tables[0], blocks, cached, freed):
-            return len(blocks)
         owners = self.owners(blocks)
         named = set(blocks)
         if len(named) != len(blocks):
@@ -334,20 +337,19 @@ class BlockAccounts(CachedAccounts):
         for table in tables:
             if table.size:
                 self.retune(t, table)
-            if not table.own and not table.nodes and table in self.holding:
-                del self.holding[table]
-                self.let_go.append(table)
+            if not table.own and not table.nodes:
                 table.whole = not table.order
 
     def _leave_own(self, t: int, table: Table, count: int, named: set[int]) -> None:
         """The table loses so many blocks of its own."""
-        if count == table.own and not table.opens:
-            self._empty(table)
-        else:
+        emptied = count == table.own and not table.opens
+        if not emptied:
             self.write_down(t, table, named)
         table.own -= count
         table.acc += count * t
-        self._uncount(t, table, count, unheld=True)
+        self._uncount(t, table.group, count)
+        if emptied:
+            self._empty(t, table)
 
     def _leave_shared(self, t: int, table: Table, cell: Cell, blocks: Sequence[int]) -> Cell:
         """The table gives up blocks of one leaf; returns the cell that they are in now."""
@@ -357,7 +359,8 @@ class BlockAccounts(CachedAccounts):
             assert type(parted) is Cell
             cell = parted
         self._leave(t, table, cell.node)
-        self._uncount(t, table, len(blocks), unheld=not cell.node.holders)
+        if not cell.node.holders:
+            self._uncount(t, table.group, len(blocks))
         return cell
 
     def _holder_of(self, owner: Owner, tables: Sequence[Table]) -> Table | None:
@@ -368,74 +371,57 @@ class BlockAccounts(CachedAccounts):
                     return table
         return None
 
-    def _release_all(  # noqa: C901  # one reason after the other for not being the frequent case
-        self, t: int, table: Table, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
+    def release_all(  # noqa: C901  # one reason after the other for not being the frequent case
+        self, t: int, holder: Holder, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
     ) -> bool:
-        """Try the frequent case: a request lets go of its whole table, own blocks and leaves that others hold on to.
+        """Try the frequent case: a request lets go of all that it holds, own blocks and leaves that others hold on to.
 
         Returns whether it was that; if not, nothing is changed. It compares lists of blocks instead of looking at the
         owner of each, which costs a tenth; what is written down block by block, or parted before, goes the long way.
         """
-        order: list[int] = table.order  # type: ignore[assignment]  # no gap in what is whole
+        if len(holder.tables) != 1:
+            return False
+        table = holder.tables[0]
+        own = table.own
         if (
             not table.whole
             or table.pool is not self
             or self.fills
             or table.opens
-            or order not in (blocks, blocks[::-1])
+            or own != len(cached) + len(freed)
+            or table.order not in (blocks, blocks[::-1])
         ):
             return False
-        cells, shared = self.whole_leaves(order)
-        rest = order[shared:]
-        own = table.own
-        if len(rest) != own or own != len(cached) + len(freed):
+        leaves = leaves_of(table.nodes)
+        for leaf in leaves:
+            if leaf.holders < 2:
+                return False
+        # The table holds just what is in its order: so its own blocks are as many as these, and these if they are its.
+        if not self._hand_over(freed, table, None):
             return False
-        for cell in cells:
-            if cell.node.holders < 2:
+        if cached:
+            account = self.account(holder.dims)
+            if not self._hand_over(cached, table, account):
+                self._hand_over(freed, None, table)
                 return False
-        # The table holds just what is in its order, and not a block of these is shared: so they are its own. Ids are
-        # taken from the order and not from what the caller named, which could equal them and still be no index.
-        ends = [*cached, *freed] if cached and freed else cached or freed
-        if ends != rest:
-            ids = dict(zip(rest, rest, strict=True))
-            if ids.keys() != set(ends):
-                return False
-            rest = [ids[block] for block in ends]
-        kept = len(cached)
-        owner = self.owner
-        if kept:
-            account = self.account(table.holder.dims)
-            for block in rest[:kept]:
-                owner[block] = account
-            self.change_cached(t, account, kept)
-            rest = rest[kept:]
-        for block in rest:
-            owner[block] = None
+            self.change_cached(t, account, len(cached))
         if table.noted:
-            self._forget(rest)
+            self._forget(freed)
         if own:
-            until = own * t
             table.own = 0
-            table.acc += until
-            group = table.group
-            self.group_active[group] -= own
-            self.group_acc[group] += until
-            self._empty(table)
-            self._nothing_to_fill(t, table)
-        for cell in cells:
-            self._leave(t, table, cell.node)
-        table.holder.held -= len(blocks)
+            table.acc += own * t
+            self._uncount(t, table.group, own)
+            self._empty(t, table)
+        for leaf in leaves:
+            self._leave(t, table, leaf)
         # Ids of full blocks stay in the order, for their positions.
-        table.whole = not order
-        del self.holding[table]
-        self.let_go.append(table)
+        table.whole = not table.order
         return True
 
-    def _uncount(self, t: int, table: Table, blocks: int, *, unheld: bool) -> None:
-        table.holder.held -= blocks
-        if unheld:
-            self.group_active[table.group] -= blocks
-            self.group_acc[table.group] += blocks * t
+    def _uncount(self, t: int, group: int, blocks: int) -> None:
+        """So many blocks of a group are held by nobody any more."""
+        self.group_active[group] -= blocks
+        self.group_acc[group] += blocks * t
 
     def _settle_unheld(
         self,

@@ -33,12 +33,6 @@ class LeafAccounts(SlotAccounts):
         super().__init__(ticks, lookahead, unsteady)
         self.fault = fault
         self.leaves: dict[Node, None] = {}
-        self.holding: dict[Table, None] = {}
-        """Tables that hold a block."""
-
-    def _count(self, table: Table, blocks: int) -> None:
-        self.holding[table] = None
-        table.holder.held += blocks
 
     def _share(self, t: int, table: Table, other: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
         """Blocks that one other request holds alone become a leaf of two."""
@@ -74,7 +68,6 @@ class LeafAccounts(SlotAccounts):
         self.leaves[node] = None
         other.nodes |= {node}
         table.nodes |= {node}
-        self._count(table, count)
         return count
 
     def _join(
@@ -104,8 +97,6 @@ class LeafAccounts(SlotAccounts):
             table.shared_unfilled -= unfilled
             table.shared_ahead -= ahead
         table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
-        self.holding[table] = None
-        table.holder.held += count
         return count
 
     def _name(self, cell: Cell, blocks: Sequence[int]) -> None:

@@ -15,6 +15,11 @@ microsecond within any period (8 bits fail, 40 come near).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 SHIFT = 64
 ONE = 1 << SHIFT
 
@@ -125,6 +130,19 @@ def split(t: int, cell: Cell, blocks: int, unfilled: int, ahead: int) -> Cell:
     cell.node = rest
     cell.named = []
     return Cell(cell.group, parted)
+
+
+def leaves_of(nodes: Iterable[Node]) -> list[Node]:
+    """The leaves that nodes consist of now."""
+    leaves = []
+    stack = list(nodes)
+    while stack:
+        one = stack.pop()
+        if one.parts is None:
+            leaves.append(one)
+        else:
+            stack.extend(one.parts)
+    return leaves
 
 
 def final(node: Node) -> tuple[int, int, int]:

@@ -226,28 +226,23 @@ class SlotAccounts:
         table.tail = table.base + (last + 1) * size
         self.retune(t, table)
 
-    def _empty(self, table: Table) -> None:
-        """A table loses all own blocks: open ones at the end give their positions back, as in _take_back."""
+    def _empty(self, t: int, table: Table) -> None:
+        """A table has lost all own blocks: open ones at the end give their positions back, as in :meth:`_take_back`."""
         size = table.size
-        if size:
-            order = table.order
-            holder = table.holder
-            base, tail = table.base, table.tail
-            first = holder.frontier + self.ticks.n if holder.steady else holder.frontier
-            first = max(first, tail)
-            end = base + len(order) * size
-            if first < end:
-                del order[(first - base) // size :]
-                while order and order[-1] is None:
-                    order.pop()
-                end = base + len(order) * size
-            table.tail = end
-
-    def _nothing_to_fill(self, t: int, table: Table) -> None:
-        """The table has just lost its last own block (:meth:`_empty`): what :meth:`retune` would find, at a third."""
+        if not size:
+            return
+        order, base = table.order, table.base
+        first = self._frontier(table)
+        if first < table.tail:
+            first = table.tail
+        del order[(first - base) // size :]
+        while order and order[-1] is None:
+            order.pop()
+        table.tail = base + len(order) * size
         if table.falls or self.lookahead or table.marked_unfilled:
             self.retune(t, table)
         elif gone := table.unfilled:
+            # What retune() would find, at a third.
             until = gone * t
             table.unfilled = 0
             table.unfilled_acc += until

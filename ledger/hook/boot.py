@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from ledger.core.holders import Table, held_blocks
+from ledger.core.holders import Table
 from ledger.core.records import (
     NO_REPORT,
     PERIOD_US,
@@ -51,7 +52,9 @@ class PoolAccount:
         self.name = opened.pool
         self.accounts = accounts
         self.tables: list[dict[str, Table]] = [{} for _ in opened.groups]
-        """By group: the tables of live requests."""
+        """By group: the tables of requests that live, or have ended and are not complete."""
+        self.let_go: list[Table] = []
+        """Tables of requests that have completed in the period."""
         self.leads = False
         """Whether prompts are classified here: the paying pool, or the first where none pays."""
         self._at_cut = (0, 0, 0, 0, [0] * len(opened.groups))
@@ -87,8 +90,7 @@ class PoolAccount:
                 table.shared_unfilled,
                 table.shared_ahead,
             )
-            for group in (accounts.holding, accounts.let_go)
-            for table in group
+            for table in chain(self.let_go, *[group.values() for group in self.tables])
         ]
         changed = []
         for account in accounts.touched:
@@ -97,7 +99,7 @@ class PoolAccount:
             if not account.blocks:
                 accounts.accounts.pop(account.dims, None)
         accounts.touched = []
-        accounts.let_go = []
+        self.let_go = []
         accounts.period_start = t
         return PoolCut(
             name=self.name,
@@ -213,13 +215,15 @@ class BootAccount:
     def finish(self, t: int, found: Request, outcome: Outcome, finish_reason: str) -> None:
         """The request ended; it is complete once it holds nothing, and no step in flight computes for it."""
         steps = self.steps
+        found.ended_t = t
         if found.steady:
             steps.rouse(t, found)
+        else:
+            steps.partial.pop(found.id, None)
         missed = found.prompt - found.high
         if missed > 0:
             steps.counts(found)[UNPROCESSED] += missed
         steps.touched[found] = None
-        found.ended_t = t
         found.outcome = outcome
         found.finish_reason = finish_reason
         if steps.flight:
@@ -228,19 +232,19 @@ class BootAccount:
         log.length_out.append((found.label, max(found.output, 0)))
         if outcome is Outcome.FINISHED:
             log.end_to_end.append((found.label, t - found.arrived_t))
-        if not found.held and not found.waits:
+        if not found.waits and not found.holds:
             self.complete(found)
 
     def complete(self, request: Request) -> None:
         """Ended, holding nothing, and with no step in flight: its record goes out with this period."""
         if self.steps.requests.pop(request.id, None) is None:
             return
-        self.steps.partial.pop(request.id, None)
-        request.peak_blocks = max(request.peak_blocks, request.held)
         self.completed.append(request)
         for pool in self.pools:
             for tables in pool.tables:
-                tables.pop(request.id, None)
+                table = tables.pop(request.id, None)
+                if table is not None:
+                    pool.let_go.append(table)
 
     # -- pools and periods ---------------------------------------------------------------------------
 
@@ -270,7 +274,9 @@ class BootAccount:
         for request in list(self.steps.requests.values()):
             if request.steady and (lead_goes or any(table.pool in gone for table in request.tables)):
                 self.steps.rouse(t, request)
-            if request.ended_t is not None and not request.waits and self._held_but(request, gone) == 0:
+            left = any(table.own or table.nodes for table in request.tables if table.pool not in gone)
+            if request.ended_t is not None and not request.waits and not left:
+                request.note_peak()
                 self.complete(request)
         self.cut(t, {pool.name for pool in pools})
         for request in self.steps.requests.values():
@@ -285,21 +291,15 @@ class BootAccount:
 
     def _lose(self, t: int, request: Request, gone: set[BlockAccounts], *, again: bool) -> None:
         """The request has lost what it held in some pools; ``again``: it starts from its first position."""
-        request.peak_blocks = max(request.peak_blocks, request.held)
-        request.held = self._held_but(request, gone)
+        request.note_peak()
         request.tables = [table for table in request.tables if table.pool not in gone]
-        if not request.held:
+        if not request.holds:
             self.steps.partial.pop(request.id, None)
         if again:
             for table in request.tables:
                 table.pool.detach(t, table)
             request.frontier = request.loose = 0
             request.generation += 1
-
-    @staticmethod
-    def _held_but(request: Request, gone: set[BlockAccounts]) -> int:
-        """Blocks that the request holds in other pools than those that go."""
-        return request.held - sum([held_blocks(table) for table in request.tables if table.pool in gone])
 
     def pending(self) -> bool:
         return bool(

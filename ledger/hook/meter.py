@@ -274,6 +274,7 @@ class Meter:
             t = boot.event(t_us, closing=True)
             for request in list(boot.steps.requests.values()):
                 if request.ended_t is not None:
+                    request.note_peak()
                     boot.complete(request)
             if boot.pools:
                 boot.close_pools(t, list(boot.pools), reason)

@@ -386,6 +386,8 @@ def _exact_shares(pool: PoolCut, t: int, rest: Callable[[], None]) -> dict[Reque
             empty += more[1]
             coming += more[2]
         done = table.done
+        if not own and not leaves and done == (active, empty, coming):
+            continue
         table.done = (active, empty, coming)
         request = table.holder
         assert isinstance(request, Request)

@@ -95,7 +95,7 @@ class PoolMeter:
                 self._align(holder, table, 0)
             if new:
                 self._pool.accounts.take_new(t_us, table, new)
-            if not holder.steady and holder.held:
+            if not holder.steady and holder.ended_t is None:
                 boot.steps.partial[request] = holder
         except Exception:
             boot.broken()
@@ -213,17 +213,21 @@ class PoolMeter:
             if holder is None:
                 boot.fault("unknown_request")
                 return
-            # Blocks held only grow between two releases, so here is where to look for the most.
-            held = holder.held
-            if held > holder.peak_blocks:  # noqa: PLR1730  # max() costs four times as much
-                holder.peak_blocks = held
-            self._pool.accounts.release(t_us, holder, blocks, cached, freed)
-            if not holder.held:
+            accounts = self._pool.accounts
+            if accounts.release_all(t_us, holder, blocks, cached, freed):
+                if len(blocks) > holder.peak_blocks:
+                    holder.peak_blocks = len(blocks)
+            else:
+                holder.note_peak()
+                accounts.release(t_us, holder, blocks, cached, freed)
+                if holder.holds:
+                    return
+            if holder.ended_t is None:
                 boot.steps.partial.pop(request, None)
-                if holder.adopted and holder.ended_t is None:
+                if holder.adopted:
                     boot.finish(t_us, holder, Outcome.FAILED, "unknown")
-                elif holder.ended_t is not None and not holder.waits:
-                    boot.complete(holder)
+            elif not holder.waits:
+                boot.complete(holder)
         except Exception:
             boot.broken()
 

@@ -71,7 +71,7 @@ class Request(Holder):
         # What Holder's own does, written out: an arrival is spared a call.
         self.dims = dims
         self.key = (dims.tenant, dims.session)
-        self.frontier = self.loose = self.held = 0
+        self.frontier = self.loose = 0
         self.steady = False
         self.tables = []
         self.id = request
@@ -100,6 +100,10 @@ class Request(Holder):
         self.finish_reason = ""
         self.settled: Settled | None = None
         """For the settling alone, which makes it: an arrival costs the engine's thread less without."""
+
+    def note_peak(self) -> None:
+        """Before it lets go: blocks held only grow between two releases, so here is where to look for the most."""
+        self.peak_blocks = max(self.peak_blocks, self.held)
 
     @property
     def sums(self) -> Settled:

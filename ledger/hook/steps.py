@@ -70,7 +70,7 @@ class Steps:
         self.names: list[str] = []
         """The steady requests, as far as is known in the engine's order: a list is compared faster than sets."""
         self.partial: dict[str, Request] = {}
-        """Requests that hold blocks and are not steady: the likely exceptions of the next step."""
+        """Requests that live, have taken blocks and are not steady: the likely exceptions of the next step."""
         self.touched: dict[Request, None] = {}
         """Requests whose own counts changed in the period."""
         self.pools: list[BlockAccounts] = []
@@ -144,7 +144,7 @@ class Steps:
                 table.pool.stand_still(t, table)
         del self.steady[request.id]
         self.names.remove(request.id)
-        if request.held:
+        if request.ended_t is None:
             self.partial[request.id] = request
         self.touched[request] = None
         self.log.changes.append((since, request.label, -1))
@@ -304,7 +304,7 @@ class Steps:
         self.touched[request] = None
         if request.ended_t is not None:
             request.waits -= 1
-            if not request.waits and not request.held:
+            if not request.waits and not request.holds:
                 self.complete(request)
             return
         count = accepted.get(request.id, 1 if entry.ends else 0)
