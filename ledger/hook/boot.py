@@ -148,7 +148,8 @@ class BootAccount:
         self.resend = False
         self.opens: list[PoolOpen] = []
         self.closes: list[PoolClose] = []
-        self.admissions: list[Request] = []
+        self.carried: list[Request] = []
+        """Requests that were admitted under an earlier boot, and are again under this one."""
         self.completed: list[Request] = []
         self.cut(self.period_start)
 
@@ -195,15 +196,14 @@ class BootAccount:
         for pool in pools:
             pool.opened = replace(pool.opened, at_us=boot.anchor_us + t)
             self.opens.append(pool.opened)
-        self.admissions.extend(self.steps.requests.values())
+        self.carried.extend(self.steps.requests.values())
 
     # -- requests ------------------------------------------------------------------------------------
 
     def admit(self, name: str, dims: Dimensions, prompt: int, parent: str | None, arrived: int) -> Request:
         request = Request(name, dims, prompt=prompt, arrived_t=arrived, parent=parent)
         self.steps.requests[name] = request
-        self.admissions.append(request)
-        self.steps.log.length_in.append((request.label, prompt))
+        self.steps.log.arrived.append(request)
         return request
 
     def adopt(self, t: int, name: str) -> Request:
@@ -220,18 +220,15 @@ class BootAccount:
             steps.rouse(t, found)
         else:
             steps.partial.pop(found.id, None)
+            steps.touched[found] = None
         missed = found.prompt - found.high
         if missed > 0:
             steps.counts(found)[UNPROCESSED] += missed
-        steps.touched[found] = None
         found.outcome = outcome
         found.finish_reason = finish_reason
         if steps.flight:
             found.waits = sum([1 for step in steps.flight if found in step.entries])
-        log = steps.log
-        log.length_out.append((found.label, max(found.output, 0)))
-        if outcome is Outcome.FINISHED:
-            log.end_to_end.append((found.label, t - found.arrived_t))
+        steps.log.ended.append(found)
         if not found.waits and not found.holds:
             self.complete(found)
 
@@ -303,7 +300,7 @@ class BootAccount:
 
     def pending(self) -> bool:
         return bool(
-            self.opens or self.closes or self.admissions or self.completed or self.steps.touched or self.steps.log
+            self.opens or self.closes or self.carried or self.completed or self.steps.touched or self.steps.log
         )
 
     def cut(self, t: int, closing: set[str] | frozenset[str] = frozenset()) -> None:
@@ -333,7 +330,7 @@ class BootAccount:
             stray_compute=steps.stray_compute,
             opens=self.opens,
             closes=self.closes,
-            admissions=self.admissions,
+            admissions=[*self.carried, *steps.log.arrived],
             log=steps.log,
             hook=self.report() if self.faults or self.off else NO_REPORT,
         )
@@ -341,7 +338,7 @@ class BootAccount:
             cut.standing = True
             self.resend = False
             self.hour = wall // HOUR_US
-        self.opens, self.closes, self.admissions, self.completed = [], [], [], []
+        self.opens, self.closes, self.carried, self.completed = [], [], [], []
         steps.log = Log()
         steps.period_steps = steps.period_step_us = steps.system_compute = steps.stray_compute = 0
         self.period_start = t

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ledger.core.quantiles import bucket_index
-from ledger.core.records import Histogram
+from ledger.core.records import Histogram, Outcome
 from ledger.hook.slices import in_slices, no_rest
 from ledger.limits import (
     INT_MAX,
@@ -25,7 +25,7 @@ from ledger.limits import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ledger.hook.requests import Label
+    from ledger.hook.requests import Label, Request
 
 OTHER_LABEL: Label = ("other", 0)
 
@@ -42,32 +42,22 @@ DURATION_US_MAX = INT_MAX // PERIOD_PHASES_MAX
 class Log:
     """What happened in a period, as it came."""
 
-    __slots__ = (
-        "changes",
-        "end_to_end",
-        "first_token",
-        "length_in",
-        "length_out",
-        "phases",
-        "queue",
-        "steps",
-        "token_times",
-    )
+    __slots__ = ("arrived", "changes", "ended", "first_token", "phases", "scheduled", "steps", "token_times")
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int, int]] = []
         """(serial, duration, gap to the end before, requests) of each step that ended."""
         self.phases: list[tuple[str, str, Mapping[str, int]]] = []
         """(shard, method, durations by phase) of each step, as its parts were timed."""
-        self.changes: list[tuple[int, Label, int]] = []
-        """From the step with that serial on so many requests more are in steady decode."""
+        self.changes: list[tuple[int, Request, int]] = []
+        """From the step with that serial on the request is (1) or is not (-1) in steady decode."""
         self.token_times: dict[tuple[Label, int], int] = {}
         """Tokens outside of steady decode, by the time from one to the next."""
-        self.queue: list[tuple[Label, int]] = []
-        self.first_token: list[tuple[Label, int]] = []
-        self.end_to_end: list[tuple[Label, int]] = []
-        self.length_in: list[tuple[Label, int]] = []
-        self.length_out: list[tuple[Label, int]] = []
+        self.arrived: list[Request] = []
+        self.scheduled: list[Request] = []
+        """For the first time."""
+        self.first_token: list[Request] = []
+        self.ended: list[Request] = []
 
     def tokens(self, label: Label, gap: int, count: int) -> None:
         key = (label, gap)
@@ -87,7 +77,7 @@ class Log:
         return True
 
     def __bool__(self) -> bool:
-        return bool(self.steps or self.queue or self.first_token or self.end_to_end or self.length_in)
+        return bool(self.steps or self.arrived or self.scheduled or self.first_token or self.ended)
 
 
 class Tally:
@@ -99,8 +89,8 @@ class Tally:
 
     def histograms(self, log: Log, rest: Callable[[], None] = no_rest) -> tuple[Histogram, ...]:
         """The histograms of a period, by name and labels; empty ones are left out."""
-        for change in log.changes:
-            heapq.heappush(self.pending, change)
+        for serial, request, by in log.changes:
+            heapq.heappush(self.pending, (serial, request.label, by))
         tokens: dict[Label, Counter[int]] = {}
         for (label, gap), count in log.token_times.items():
             tokens.setdefault(label, Counter())[gap] += count
@@ -117,16 +107,17 @@ class Tally:
             batches[requests] += 1
             for label, count in self.steady.items():
                 tokens.setdefault(label, Counter())[gap] += count
+        finished = [request for request in log.ended if request.outcome is Outcome.FINISHED]
         made = [
             _histogram("step_latency_us", (("phase", "total"),), steps),
             *_phased(in_slices(log.phases, rest, SORT_ROWS)),
             _histogram("step_batch_requests", (), batches),
             *_labelled("inter_token_us", tokens.items()),
-            *_labelled("queue_us", _gather(log.queue)),
-            *_labelled("first_token_us", _gather(log.first_token)),
-            *_labelled("end_to_end_us", _gather(log.end_to_end)),
-            *_labelled("request_length_tokens", _gather(log.length_in), ("direction", "in")),
-            *_labelled("request_length_tokens", _gather(log.length_out), ("direction", "out")),
+            *_labelled("queue_us", _gather(log.scheduled, lambda one: _since_arrival(one, one.scheduled_t))),
+            *_labelled("first_token_us", _gather(log.first_token, lambda one: _since_arrival(one, one.first_token_t))),
+            *_labelled("end_to_end_us", _gather(finished, lambda one: _since_arrival(one, one.ended_t))),
+            *_labelled("request_length_tokens", _gather(log.arrived, lambda one: one.prompt), ("direction", "in")),
+            *_labelled("request_length_tokens", _gather(log.ended, lambda one: max(one.output, 0)), ("direction", "out")),
         ]
         return tuple(sorted((one for one in made if one is not None), key=lambda one: (one.name, one.labels)))
 
@@ -147,11 +138,16 @@ def _phased(timed: Iterable[tuple[str, str, Mapping[str, int]]]) -> list[Histogr
     ]
 
 
-def _gather(pairs: Iterable[tuple[Label, int]]) -> Iterable[tuple[Label, Counter[int]]]:
+def _gather(requests: Iterable[Request], value: Callable[[Request], int]) -> Iterable[tuple[Label, Counter[int]]]:
     gathered: dict[Label, Counter[int]] = {}
-    for label, value in pairs:
-        gathered.setdefault(label, Counter())[value] += 1
+    for request in requests:
+        gathered.setdefault(request.label, Counter())[value(request)] += 1
     return gathered.items()
+
+
+def _since_arrival(request: Request, t: int | None) -> int:
+    assert t is not None, "it is in the log because that has happened"
+    return t - request.arrived_t
 
 
 def _labelled(

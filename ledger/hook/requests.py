@@ -55,7 +55,6 @@ class Request(Holder):
         "high",
         "id",
         "known",
-        "label",
         "last_token_t",
         "outcome",
         "output",
@@ -75,7 +74,6 @@ class Request(Holder):
         self.steady = False
         self.tables = []
         self.id = request
-        self.label: Label = (dims.scenario, dims.priority)
         self.parent = parent
         self.prompt = self.known = prompt
         self.high = 0
@@ -100,6 +98,10 @@ class Request(Holder):
         self.finish_reason = ""
         self.settled: Settled | None = None
         """For the settling alone, which makes it: an arrival costs the engine's thread less without."""
+
+    @property
+    def label(self) -> Label:
+        return self.dims.scenario, self.dims.priority
 
     def note_peak(self) -> None:
         """Before it lets go: blocks held only grow between two releases, so here is where to look for the most."""

@@ -117,7 +117,7 @@ class Steps:
         self.steady[request.id] = request
         self.names.append(request.id)
         self.partial.pop(request.id, None)
-        self.log.changes.append((request.from_serial, request.label, 1))
+        self.log.changes.append((request.from_serial, request, 1))
 
     def rouse(self, t: int, request: Request) -> None:
         """The request is ordinary no more; steps in flight that counted it as such get an entry for it."""
@@ -147,7 +147,7 @@ class Steps:
         if request.ended_t is None:
             self.partial[request.id] = request
         self.touched[request] = None
-        self.log.changes.append((since, request.label, -1))
+        self.log.changes.append((since, request, -1))
 
     # -- scheduling ----------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Steps:
             return
         if request.scheduled_t is None:
             request.scheduled_t = t
-            self.log.queue.append((request.label, t - request.arrived_t))
+            self.log.scheduled.append(request)
         counts = request.counts
         if counts is None:
             counts = self.counts(request)
@@ -351,7 +351,7 @@ class Steps:
         last = request.last_token_t
         if last is None:
             request.first_token_t = t
-            self.log.first_token.append((request.label, t - request.arrived_t))
+            self.log.first_token.append(request)
         else:
             self.log.tokens(request.label, (t - last) // count, count)
         request.last_token_t = t
