@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.core.blocks import BlockAccounts
@@ -15,6 +15,7 @@ from ledger.core.sharing import ONE, TIE, Cell, Node, divide, split
 from ledger.hook.periods import settled_nodes
 
 
+@settings(deadline=None)
 @given(st.lists(st.fractions(0, 1000, max_denominator=97), min_size=1, max_size=20))
 def test_division_sums_to_the_total_and_is_within_one_of_every_part(parts):
     total = sum(parts)
@@ -31,6 +32,7 @@ def test_ties_go_to_the_earlier_part():
     assert divide(2, [third * 2, third * 2, third * 2]) == [1, 1, 0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=12),
     st.lists(st.integers(0, TIE // 16), min_size=12, max_size=12),
@@ -101,6 +103,7 @@ class Pool:
 moves = st.tuples(st.sampled_from("abcd"), st.sets(st.integers(1, 8), min_size=1), st.integers(0, 9))
 
 
+@settings(deadline=None)
 @given(st.lists(moves, max_size=40))
 def test_each_holder_is_charged_its_part_of_every_block(steps):
     pool = Pool(8)
@@ -128,6 +131,7 @@ def test_each_holder_is_charged_its_part_of_every_block(steps):
         assert 0 <= exact - pool.value(name) < Fraction(1, 10**9)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 4096))
 def test_the_shares_of_any_number_of_holders_never_sum_to_more_than_the_leaf(holders):
     """Rounded down, and by less than can ever be seen."""

@@ -327,6 +327,43 @@ def test_hits_are_told_apart_by_who_computed_the_block(engine):
     assert engine.records()["b"].tokens.cached_others == 16
 
 
+def test_cached_content_stays_with_who_computed_it_whoever_held_it_last(engine):
+    """Alice computes a block, Bob reuses it and is its last holder; once it is evicted it is the next one's work."""
+    hits = []
+    engine.start("a", ALICE, prompt=17, new=[1, 2])
+    engine.end(0, "a", blocks=[2, 1], cached=[1], freed=[2])
+    for i, dims in enumerate((BOB, ALICE, BOB)):
+        engine.start(f"r{i}", dims, prompt=17, hit=[1], new=[2])
+        engine.end(0, f"r{i}", blocks=[2, 1], cached=[1], freed=[2])
+    engine.pool.evict(0, [1])
+    engine.start("b", BOB, prompt=17, new=[1, 2])
+    engine.end(0, "b", blocks=[2, 1], cached=[1], freed=[2])
+    for i, dims in enumerate((ALICE, BOB)):
+        engine.start(f"s{i}", dims, prompt=17, hit=[1], new=[2])
+        engine.end(0, f"s{i}", blocks=[2, 1], cached=[1], freed=[2])
+    engine.meter.close(SECOND)
+    records = engine.records()
+    for name in ("r0", "r1", "r2", "s0", "s1"):
+        tokens = records[name].tokens
+        hits.append((tokens.cached_own, tokens.cached_others))
+    assert hits == [(0, 16), (16, 0), (0, 16), (0, 16), (16, 0)]
+
+
+def test_content_from_outside_is_nobodys_work_once_it_is_cached(engine):
+    engine.start("a", ALICE, prompt=17, loaded=[1], new=[2])
+    engine.end(0, "a", blocks=[1, 2], cached=[1], freed=[2])
+    engine.start("b", ALICE, prompt=17, hit=[1], new=[2])
+    engine.end(0, "b", blocks=[1, 2], freed=[1, 2])
+    engine.start("c", ALICE, prompt=17, new=[1, 2])
+    engine.start("d", ALICE, prompt=17, hit=[1], new=[3])
+    engine.end(0, "c", blocks=[2, 1], freed=[2])
+    engine.end(0, "d", blocks=[3, 1], freed=[3, 1])
+    engine.meter.close(SECOND)
+    records = engine.records()
+    assert (records["b"].tokens.cached_own, records["b"].tokens.cached_others) == (0, 16)
+    assert (records["d"].tokens.cached_own, records["d"].tokens.cached_others) == (16, 0)
+
+
 # -- steps -------------------------------------------------------------------------------------------
 
 

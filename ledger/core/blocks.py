@@ -13,6 +13,7 @@ Idea: docs/hook.md tells the reasons; the engine's words (block, group, block ta
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ledger.core.cached import CachedAccounts
@@ -69,13 +70,13 @@ class BlockAccounts(CachedAccounts):
 
     # -- taking --------------------------------------------------------------------------------------
 
-    def take_new(self, t: int, table: Table, blocks: Sequence[int]) -> int:
-        """Blocks without content of use join a table; returns how many were taken."""
+    def take_new(self, t: int, table: Table, blocks: Sequence[int]) -> None:
+        """Blocks without content of use join a table."""
         if not self._take_free(table, blocks):
             self.owners(blocks)
             blocks = self._sort_out(t, blocks)
             if not blocks or not self._fits(len(blocks)) or not self._take_free(table, blocks):
-                return 0
+                return
         self._add_own(t, table, len(blocks))
         size = table.size
         if size:
@@ -86,7 +87,6 @@ class BlockAccounts(CachedAccounts):
             # Empty blocks behind one that is not full change nothing (see Table.unfilled): what an arrival is spared.
             if holder.steady or holder.frontier > end or table.tail > end or self.lookahead:
                 self.retune(t, table)
-        return len(blocks)
 
     def _take_free(self, table: Table, blocks: Sequence[int]) -> bool:
         """Give free blocks to a table, all of them or none."""
@@ -99,10 +99,7 @@ class BlockAccounts(CachedAccounts):
         return False
 
     def _hand_over(self, blocks: Sequence[int], was: Owner, to: Owner) -> bool:
-        """Blocks get another owner, all of them or none: each must have the one that it is said to have.
-
-        One that is named twice has it only once.
-        """
+        """Blocks that have one owner get another, all of them or none; one that is named twice has it only once."""
         owner = self.owner
         left = iter(blocks)
         try:
@@ -115,25 +112,24 @@ class BlockAccounts(CachedAccounts):
         except (IndexError, TypeError):
             pass
         # What is left in the iterator says how far it came.
-        for block in blocks[: len(blocks) - 1 - len(list(left))]:
+        for block in islice(blocks, len(blocks) - 1 - len(list(left))):
             owner[block] = was
         return False
 
-    def take_full(self, t: int, table: Table, blocks: Sequence[int]) -> int:
+    def take_full(self, t: int, table: Table, blocks: Sequence[int]) -> None:
         """Blocks with content from outside join a table: full, computed by nobody here."""
         blocks = self._sort_out(t, blocks)
         if not blocks or not self._fits(len(blocks)):
-            return 0
+            return
         for block in blocks:
             self.owner[block] = table
             self.computed_by[block] = OUTSIDE
         table.noted = True
         self._add_own(t, table, len(blocks))
         self._append_full(t, table, blocks)
-        return len(blocks)
 
-    def take_hit(self, t: int, table: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> int:
-        """Blocks whose content is reused join a table, whoever has them; returns how many were taken."""
+    def take_hit(self, t: int, table: Table, blocks: Sequence[int], owners: tuple[Owner, ...]) -> None:
+        """Blocks whose content is reused join a table, whoever has them."""
         if len(set(blocks)) != len(blocks):
             self.fault("block_twice")
             blocks = list(dict.fromkeys(blocks))
@@ -160,9 +156,7 @@ class BlockAccounts(CachedAccounts):
             table.noted = True
             self._add_own(t, table, own)
         self._append_full(t, table, blocks)
-        taken += own
-        table.whole &= taken == len(blocks)
-        return taken
+        table.whole &= taken + own == len(blocks)
 
     def take_leaves(self, t: int, table: Table, blocks: Sequence[int], cells: Sequence[Cell]) -> None:
         """A hit on leaves that :meth:`whole_leaves` found ``blocks`` to be."""
@@ -205,16 +199,17 @@ class BlockAccounts(CachedAccounts):
             return
         if table.order:
             self.write_down(t, table, table.order)
-        end = table.end
+        order = table.order
+        end = table.base + len(order) * size
         if self.fills:
             for i, block in enumerate(blocks):
                 if block in self.fills:
                     table.opens[block] = end + i * size
-        table.order.extend(blocks)
+        order.extend(blocks)
         table.tail = end + len(blocks) * size
         if table.opens:
             self.moved(t, table)
-        elif table.marked_unfilled or table.marked_ahead or table.own or table.unfilled or table.ahead:
+        elif table.own:
             self.retune(t, table)
 
     def _sort_out(self, t: int, blocks: Sequence[int]) -> list[int]:
@@ -280,8 +275,8 @@ class BlockAccounts(CachedAccounts):
 
     def release(
         self, t: int, holder: Holder, blocks: Sequence[int], cached: Sequence[int], freed: Sequence[int]
-    ) -> int:
-        """A request lets blocks go; returns how many it did hold."""
+    ) -> None:
+        """A request lets blocks go."""
         owners = self.owners(blocks)
         named = set(blocks)
         if len(named) != len(blocks):
@@ -313,9 +308,8 @@ class BlockAccounts(CachedAccounts):
         if not let_go:
             if cached or freed:
                 self.fault("still_held")
-            return 0
+            return
         self._end_release(t, tables, ended, named, unheld=unheld, cached=cached, freed=freed)
-        return let_go
 
     def _end_release(
         self,

@@ -93,9 +93,8 @@ class LeafAccounts(SlotAccounts):
         node.change_holders(t, 1)
         table.shared -= node.rate * t + node.acc
         if node.slotted:
-            _, unfilled, ahead = node.values(t)
-            table.shared_unfilled -= unfilled
-            table.shared_ahead -= ahead
+            table.shared_unfilled -= node.unfilled_rate * t + node.unfilled_acc
+            table.shared_ahead -= node.ahead_rate * t + node.ahead_acc
         table.nodes = table.nodes | {node} if table.nodes else frozenset((node,))
         return count
 
@@ -105,26 +104,24 @@ class LeafAccounts(SlotAccounts):
         writers = {self.computed_by[block] for block in blocks}
         cell.writer = writers.pop() if len(writers) == 1 else None
 
-    def whole_leaves(self, blocks: Sequence[int]) -> tuple[list[Cell], int]:
-        """Leaves with whose blocks, all of them and in the order noted, ``blocks`` begin; how many blocks that is."""
+    def whole_leaves(self, blocks: Sequence[int]) -> list[Cell]:
+        """The leaves that make up ``blocks``, each whole and in the order noted; none if they are not just that.
+
+        The frequent case of a hit is one leaf, and no part of the list to copy.
+        """
         owner = self.owner
         cells: list[Cell] = []
         at = 0
-        if blocks:
-            cell = owner[blocks[0]]
-            if type(cell) is Cell and cell.named == blocks:
-                # The frequent case of a hit: one leaf, and no part of the list to copy.
-                return [cell], len(blocks)
         while at < len(blocks):
             cell = owner[blocks[at]]
             if type(cell) is not Cell or cell in cells:
-                break
+                return []
             end = at + cell.node.blocks
-            if cell.named != blocks[at:end]:
-                break
+            if cell.named != (blocks[at:end] if cells or end < len(blocks) else blocks):
+                return []
             cells.append(cell)
             at = end
-        return cells, at
+        return cells
 
     def _part(self, t: int, cell: Cell, blocks: Sequence[int], size: int) -> Node:
         """The named blocks of a leaf become a leaf of their own."""
@@ -146,9 +143,8 @@ class LeafAccounts(SlotAccounts):
             nodes = table.nodes
         table.shared += node.rate * t + node.acc
         if node.slotted:
-            _, unfilled, ahead = node.values(t)
-            table.shared_unfilled += unfilled
-            table.shared_ahead += ahead
+            table.shared_unfilled += node.unfilled_rate * t + node.unfilled_acc
+            table.shared_ahead += node.ahead_rate * t + node.ahead_acc
         table.nodes = nodes - {node} if len(nodes) > 1 else NONE
         if node.holders == 1 and table.size:
             self._change_pool_slots(t, table.size * node.blocks - node.unfilled, -node.ahead)

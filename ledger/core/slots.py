@@ -31,7 +31,7 @@ class SlotAccounts:
         self.lookahead = lookahead
         self.unsteady = unsteady
         self.unfilled = self.unfilled_acc = self.falls = 0
-        """Unfilled slots less the slots of all active blocks, as in the tables."""
+        """Unfilled slots, less those of all active blocks and plus the ticks for each that falls, as in the tables."""
         self.ahead = self.ahead_acc = self.ahead_falls = 0
         self.wheels: defaultdict[int, defaultdict[int, dict[Table, None]]] = defaultdict(lambda: defaultdict(dict))
         """By block size: a falling table lies at the spot ``due % size``. It stays there when it takes one block more
@@ -65,12 +65,12 @@ class SlotAccounts:
         new = unfilled + table.marked_unfilled - table.own * table.size + (n if falls else 0)
         change = new - table.unfilled
         if change or step:
+            since = step * (n * t + self.ticks.acc) - change * t
             table.unfilled = new
-            table.unfilled_acc += step * (n * t + self.ticks.acc) - change * t
+            table.unfilled_acc += since
             table.falls = falls
-            change -= step * n
             self.unfilled += change
-            self.unfilled_acc -= change * t
+            self.unfilled_acc += since
             self.falls += step
         if self.lookahead:
             self._retune_ahead(t, table, ahead, ahead_falls)
@@ -103,13 +103,13 @@ class SlotAccounts:
             self.retune(t, table)
             return
         change = unfilled + table.marked_unfilled - table.own * size + n - table.unfilled
+        since = (n - change) * t + ticks.acc
         table.unfilled += change
-        table.unfilled_acc += (n - change) * t + ticks.acc
+        table.unfilled_acc += since
         table.falls = 1
-        self.falls += 1
-        change -= n
         self.unfilled += change
-        self.unfilled_acc -= change * t
+        self.unfilled_acc += since
+        self.falls += 1
         due = table.due = n + unfilled
         spot = table.spot = due % size
         self.wheels[size][spot][table] = None
@@ -119,9 +119,12 @@ class SlotAccounts:
         if self.lookahead:
             self.retune(t, table)
         elif table.falls:
-            table.unfilled -= self.ticks.n
-            table.unfilled_acc -= self.ticks.acc
+            n, acc = self.ticks.n, self.ticks.acc
+            table.unfilled -= n
+            table.unfilled_acc -= acc
             table.falls = 0
+            self.unfilled -= n
+            self.unfilled_acc -= acc
             self.falls -= 1
             del self.wheels[table.size][table.spot][table]
             table.due = table.spot = -1
@@ -133,28 +136,22 @@ class SlotAccounts:
         new = ahead + table.marked_ahead + (ticks.n if falls else 0)
         change = new - table.ahead
         if change or step:
+            since = step * (ticks.n * t + ticks.acc) - change * t
             table.ahead = new
-            table.ahead_acc += step * (ticks.n * t + ticks.acc) - change * t
+            table.ahead_acc += since
             table.ahead_falls = falls
-            change -= step * ticks.n
             self.ahead += change
-            self.ahead_acc -= change * t
+            self.ahead_acc += since
             self.ahead_falls += step
 
     def tick(self, t: int) -> None:
-        """Fill one slot of every steady table; called before the tick is counted."""
+        """Look at the steady tables that have no slot to fill; called before the tick is counted."""
         n = self.ticks.n
         for size, wheel in self.wheels.items():
             # Mostly nobody: whoever was due has taken a block for this very step.
             for table in tuple(wheel.get(n % size, ())):
                 if table.due == n:
                     self.retune(t, table)
-        if self.falls:
-            self.unfilled -= self.falls
-            self.unfilled_acc += self.falls * t
-        if self.ahead_falls:
-            self.ahead -= self.ahead_falls
-            self.ahead_acc += self.ahead_falls * t
 
     def moved(self, t: int, table: Table) -> None:
         """The holder's frontier has moved other than by a tick."""
@@ -232,7 +229,8 @@ class SlotAccounts:
         if not size:
             return
         order, base = table.order, table.base
-        first = self._frontier(table)
+        holder = table.holder
+        first = holder.frontier + self.ticks.n if holder.steady else holder.frontier
         if first < table.tail:
             first = table.tail
         del order[(first - base) // size :]

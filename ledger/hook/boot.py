@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ledger.core.holders import Table
 from ledger.core.records import (
     NO_REPORT,
     PERIOD_US,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from ledger.core.blocks import BlockAccounts
+    from ledger.core.holders import Table
 
 HOUR_US = 3_600_000_000
 
@@ -62,14 +62,16 @@ class PoolAccount:
     def cut(self, t: int, *, closes: bool) -> PoolCut:
         accounts = self.accounts
         ticks = accounts.ticks
+        fallen = ticks.n * t + ticks.acc
         groups = [n * t + acc for n, acc in zip(accounts.group_active, accounts.group_acc, strict=True)]
         now = (
             sum(groups),
             accounts.cached * t + accounts.cached_acc,
             sum(n * size for n, size in zip(groups, accounts.sizes, strict=True))
             + accounts.unfilled * t
-            + accounts.unfilled_acc,
-            accounts.ahead * t + accounts.ahead_acc,
+            + accounts.unfilled_acc
+            - accounts.falls * fallen,
+            accounts.ahead * t + accounts.ahead_acc - accounts.ahead_falls * fallen,
             groups,
         )
         was = self._at_cut
@@ -232,6 +234,16 @@ class BootAccount:
         if not found.waits and not found.holds:
             self.complete(found)
 
+    def has_let_go(self, t: int, request: Request) -> None:
+        """The request holds nothing any more."""
+        if request.ended_t is not None:
+            if not request.waits:
+                self.complete(request)
+            return
+        self.steps.partial.pop(request.id, None)
+        if request.adopted:
+            self.finish(t, request, Outcome.FAILED, "unknown")
+
     def complete(self, request: Request) -> None:
         """Ended, holding nothing, and with no step in flight: its record goes out with this period."""
         if self.steps.requests.pop(request.id, None) is None:
@@ -273,7 +285,7 @@ class BootAccount:
                 self.steps.rouse(t, request)
             left = any(table.own or table.nodes for table in request.tables if table.pool not in gone)
             if request.ended_t is not None and not request.waits and not left:
-                request.note_peak()
+                request.note_peak(request.held)
                 self.complete(request)
         self.cut(t, {pool.name for pool in pools})
         for request in self.steps.requests.values():
@@ -288,7 +300,7 @@ class BootAccount:
 
     def _lose(self, t: int, request: Request, gone: set[BlockAccounts], *, again: bool) -> None:
         """The request has lost what it held in some pools; ``again``: it starts from its first position."""
-        request.note_peak()
+        request.note_peak(request.held)
         request.tables = [table for table in request.tables if table.pool not in gone]
         if not request.holds:
             self.steps.partial.pop(request.id, None)
@@ -299,9 +311,7 @@ class BootAccount:
             request.generation += 1
 
     def pending(self) -> bool:
-        return bool(
-            self.opens or self.closes or self.carried or self.completed or self.steps.touched or self.steps.log
-        )
+        return bool(self.opens or self.closes or self.carried or self.completed or self.steps.touched or self.steps.log)
 
     def cut(self, t: int, closing: set[str] | frozenset[str] = frozenset()) -> None:
         """End the period at ``t``: copy what will change, and hand the rest over."""

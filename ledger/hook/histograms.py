@@ -117,7 +117,7 @@ class Tally:
             *_labelled("first_token_us", _gather(log.first_token, lambda one: _since_arrival(one, one.first_token_t))),
             *_labelled("end_to_end_us", _gather(finished, lambda one: _since_arrival(one, one.ended_t))),
             *_labelled("request_length_tokens", _gather(log.arrived, lambda one: one.prompt), ("direction", "in")),
-            *_labelled("request_length_tokens", _gather(log.ended, lambda one: max(one.output, 0)), ("direction", "out")),
+            *_labelled("request_length_tokens", _gather(log.ended, _output), ("direction", "out")),
         ]
         return tuple(sorted((one for one in made if one is not None), key=lambda one: (one.name, one.labels)))
 
@@ -148,6 +148,10 @@ def _gather(requests: Iterable[Request], value: Callable[[Request], int]) -> Ite
 def _since_arrival(request: Request, t: int | None) -> int:
     assert t is not None, "it is in the log because that has happened"
     return t - request.arrived_t
+
+
+def _output(request: Request) -> int:
+    return max(request.output, 0)
 
 
 def _labelled(

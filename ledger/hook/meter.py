@@ -162,14 +162,15 @@ class Meter:
         """A core request was received (``arrived_us``: when, if earlier than ``t_us``)."""
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             if request in boot.steps.requests:
                 boot.fault("request_twice")
                 return
-            arrived = t_us if arrived_us is None else min(arrived_us, t_us)
-            boot.admit(request, dims, max(prompt_tokens, 0), parent, arrived)
+            arrived = t_us if arrived_us is None or arrived_us > t_us else arrived_us
+            boot.admit(request, dims, prompt_tokens if prompt_tokens > 0 else 0, parent, arrived)
         except Exception:
             boot.broken()
 
@@ -177,9 +178,10 @@ class Meter:
         """A step was scheduled: ``tokens`` per request, summing to ``total``. The mapping is read, not kept."""
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             boot.steps.schedule(t_us, tokens, total)
         except Exception:
             boot.broken()
@@ -192,9 +194,10 @@ class Meter:
         """
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             boot.steps.end(t_us, accepted)
         except Exception:
             boot.broken()
@@ -237,9 +240,10 @@ class Meter:
         """The request ended. Its record goes out once it has let go of its last block, too."""
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             found = boot.steps.requests.get(request)
             if found is None or found.ended_t is not None:
                 boot.fault("unknown_request" if found is None else "ended_request")
@@ -274,7 +278,7 @@ class Meter:
             t = boot.event(t_us, closing=True)
             for request in list(boot.steps.requests.values()):
                 if request.ended_t is not None:
-                    request.note_peak()
+                    request.note_peak(request.held)
                     boot.complete(request)
             if boot.pools:
                 boot.close_pools(t, list(boot.pools), reason)

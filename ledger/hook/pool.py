@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledger.core.holders import Table
-from ledger.core.records import Outcome
 from ledger.core.sharing import Cell
 from ledger.hook.requests import OTHERS, OWN, TRANSFERRED, Request, cover
 
@@ -104,9 +103,10 @@ class PoolMeter:
         """Each of ``requests`` takes one new block, in order: as so many calls of :meth:`acquire`, for less."""
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             place = 0
             while (place := self._grow(t_us, group, requests, blocks, place)) < len(requests):
                 self.acquire(t_us, requests[place], group, new=(blocks[place],))
@@ -130,8 +130,11 @@ class PoolMeter:
         self._pool.tables[group][name] = table
         return table
 
-    def _align(self, holder: Request, table: Table, full: int) -> None:
-        """Where the first block of a group's table lies: groups beside the first skip what they need not hold."""
+    def _align(self, holder: Request, table: Table, full: int, skipped: int = 0) -> None:
+        """Where the first block of a table lies: groups beside the first skip what they need not hold."""
+        if not table.group:
+            table.base = table.tail = skipped
+            return
         if not self._pool.leads or not table.size:
             return
         frontier = holder.frontier + (self._boot.steps.ticks.n if holder.steady else 0)
@@ -150,15 +153,17 @@ class PoolMeter:
         covered_tokens: int | None,
         skipped_tokens: int,
     ) -> None:
+        steps = self._boot.steps
         accounts = self._pool.accounts
-        cells, known = accounts.whole_leaves(hit)
-        owners = () if known == len(hit) else accounts.owners(hit)
+        cells = accounts.whole_leaves(hit)
+        owners = () if cells else accounts.owners(hit)
         if loaded:
+            # Of these only that they are blocks of the pool.
             accounts.owners(loaded)
         if holder.steady:
-            self._boot.steps.rouse(t, holder)
-        if skipped_tokens and not table.group and not table.order:
-            table.base = table.tail = skipped_tokens
+            steps.rouse(t, holder)
+        if (table.group or skipped_tokens) and not table.order:
+            self._align(holder, table, len(hit) + len(loaded), skipped_tokens)
         if self._pool.leads and not table.group and holder.ended_t is None:
             size = table.size or 1
             runs = self._classes(holder, hit, owners, cells, size)
@@ -168,35 +173,28 @@ class PoolMeter:
             if table.base and not table.order:
                 runs.insert(0, (runs[0][0], table.base))
                 tokens += table.base
-            self._cover(t, holder, tokens, runs)
-        if table.group and not table.order:
-            self._align(holder, table, len(hit) + len(loaded))
+            cover(holder, steps.counts(holder), tokens, runs)
+            steps.moved(t, holder)
         if owners:
             accounts.take_hit(t, table, hit, owners)
-        elif hit:
+        elif cells:
             accounts.take_leaves(t, table, hit, cells)
         if loaded:
             accounts.take_full(t, table, loaded)
 
-    def _cover(self, t: int, holder: Request, tokens: int, runs: list[tuple[int, int]]) -> None:
-        cover(holder, self._boot.steps.counts(holder), tokens, runs)
-        for other in holder.tables:
-            if other.order:
-                other.pool.moved(t, other)
-
     def _classes(
         self, holder: Request, hit: Sequence[int], owners: tuple[Owner, ...], cells: Sequence[Cell], size: int
     ) -> list[tuple[int, int]]:
-        """Whose work is hit, in runs of positions; without ``owners`` it consists of just these ``cells``."""
+        """Whose work is hit, in runs of positions; ``cells`` are the leaves that it consists of, if it does."""
         key = holder.key
+        if len(cells) == 1 and (writer := cells[0].writer) is not None:
+            return [(OWN if writer == key else OTHERS, len(hit) * size)]
+        writers = [cell.writer for cell in cells]
+        if writers and None not in writers:
+            return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
         accounts = self._pool.accounts
-        if not owners:
-            if len(cells) == 1 and (writer := cells[0].writer) is not None:
-                return [(OWN if writer == key else OTHERS, len(hit) * size)]
-            if None not in [cell.writer for cell in cells]:
-                return [(OWN if cell.writer == key else OTHERS, cell.node.blocks * size) for cell in cells]
-            owners = accounts.owners(hit)
-        return [(OWN if author == key else OTHERS, size) for author in accounts.authors(hit, owners)]
+        authors = accounts.authors(hit, owners or accounts.owners(hit))
+        return [(OWN if author == key else OTHERS, size) for author in authors]
 
     def release(
         self, t_us: int, request: str, blocks: Sequence[int], *, cached: Sequence[int] = (), freed: Sequence[int] = ()
@@ -204,9 +202,10 @@ class PoolMeter:
         """``request`` lets ``blocks`` go; ``cached`` and ``freed`` are those among them that nobody holds any more."""
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             if not blocks:
                 return
             holder = boot.steps.requests.get(request)
@@ -215,19 +214,13 @@ class PoolMeter:
                 return
             accounts = self._pool.accounts
             if accounts.release_all(t_us, holder, blocks, cached, freed):
-                if len(blocks) > holder.peak_blocks:
-                    holder.peak_blocks = len(blocks)
+                holder.note_peak(len(blocks))
             else:
-                holder.note_peak()
+                holder.note_peak(holder.held)
                 accounts.release(t_us, holder, blocks, cached, freed)
                 if holder.holds:
                     return
-            if holder.ended_t is None:
-                boot.steps.partial.pop(request, None)
-                if holder.adopted:
-                    boot.finish(t_us, holder, Outcome.FAILED, "unknown")
-            elif not holder.waits:
-                boot.complete(holder)
+            boot.has_let_go(t_us, holder)
         except Exception:
             boot.broken()
 
@@ -235,9 +228,10 @@ class PoolMeter:
         """Cached blocks lose their content and become free."""
         boot = self._boot
         try:
-            if not boot.now <= t_us < boot.next:
-                t_us = boot.turn(t_us)
-            boot.now = t_us
+            if t_us != boot.now:
+                if not boot.now <= t_us < boot.next:
+                    t_us = boot.turn(t_us)
+                boot.now = t_us
             if blocks:
                 self._pool.accounts.evict(t_us, blocks)
         except Exception:

@@ -103,9 +103,10 @@ class Request(Holder):
     def label(self) -> Label:
         return self.dims.scenario, self.dims.priority
 
-    def note_peak(self) -> None:
-        """Before it lets go: blocks held only grow between two releases, so here is where to look for the most."""
-        self.peak_blocks = max(self.peak_blocks, self.held)
+    def note_peak(self, held: int) -> None:
+        """It held so many blocks until it let go: they only grow between two releases, so here is where to look."""
+        if held > self.peak_blocks:
+            self.peak_blocks = held
 
     @property
     def sums(self) -> Settled:
@@ -123,21 +124,25 @@ def cover(request: Request, counts: list[int], tokens: int, classes: list[tuple[
     prompt and output so far: nobody can have content for tokens that are still in flight.
     """
     position, high, prompt = request.frontier, request.high, request.prompt
-    left = min(tokens, prompt + request.output - position)
+    last = prompt + request.output
+    if position + tokens < last:
+        last = position + tokens
     for kind, run in classes:
-        if left <= 0:
+        if position >= last:
             break
-        step = min(run, left)
-        if high <= position and position + step <= prompt:
-            counts[kind] += step
+        end = position + run
+        if end > last:
+            end = last
+        if high <= position and end <= prompt:
+            counts[kind] += end - position
         else:
-            fresh = min(position + step, prompt) - max(position, high)
+            fresh = min(end, prompt) - max(position, high)
             if fresh > 0:
                 counts[kind] += fresh
-        position += step
-        left -= step
+        position = end
     request.frontier = position
-    request.high = max(high, position)
+    if position > high:
+        request.high = position
 
 
 def compute(request: Request, counts: list[int], tokens: int) -> tuple[bool, int]:
@@ -153,8 +158,9 @@ def compute(request: Request, counts: list[int], tokens: int) -> tuple[bool, int
     if start < high:
         counts[RECOMPUTED] += min(end, high) - start
     if end > high:
-        if high < request.prompt:
-            counts[COMPUTED] += min(end, request.prompt) - high
+        prompt = request.prompt
+        if high < prompt:
+            counts[COMPUTED] += (end if end < prompt else prompt) - high
         request.high = end
     request.frontier = end
     if end < known:

@@ -250,7 +250,7 @@ class Steps:
         if ends and not drafted and self._is_plain(request):
             self.settle_down(t, request)
         else:
-            self._moved(t, request)
+            self.moved(t, request)
 
     @staticmethod
     def _is_plain(request: Request) -> bool:
@@ -273,7 +273,7 @@ class Steps:
         step = self.flight.popleft()
         before = self.last_end_t
         start = step.start_t
-        duration = t - (start if start > before else before)  # noqa: FURB136  # max() costs four times as much
+        duration = t - (start if start > before else before)
         self.last_end_t = t
         self.period_steps += 1
         self.period_step_us += duration
@@ -308,13 +308,17 @@ class Steps:
                 self.complete(request)
             return
         count = accepted.get(request.id, 1 if entry.ends else 0)
-        if entry.ends and entry.generation == request.generation:
-            request.loose -= entry.drafted + 1
-        if entry.ends and count == entry.drafted + 1:
-            request.output += count
-            if entry.drafted:
-                self._moved(t, request)
-        elif entry.ends or count:
+        if entry.ends:
+            supposed = entry.drafted + 1
+            if entry.generation == request.generation:
+                request.loose -= supposed
+            if count != supposed:
+                self._accept(t, request, entry, count)
+            else:
+                request.output += count
+                if entry.drafted:
+                    self.moved(t, request)
+        elif count:
             self._accept(t, request, entry, count)
         if count > 0:
             self._milestone(t, request, count)
@@ -325,16 +329,17 @@ class Steps:
             self.rouse(t, request)
         if entry.ends:
             accept(request, self.counts(request), count, entry.drafted, entry.generation)
-            self._moved(t, request)
+            self.moved(t, request)
         else:
             # The first token came from elsewhere, with transferred content.
             request.output += count
             request.known += count
 
     @staticmethod
-    def _moved(t: int, request: Request) -> None:
+    def moved(t: int, request: Request) -> None:
+        """The request's frontier has moved other than by a tick."""
         for table in request.tables:
-            if table.size:
+            if table.order:
                 table.pool.moved(t, table)
 
     def _end_odd(self, t: int, request: Request, count: int, before: int) -> None:
