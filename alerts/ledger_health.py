@@ -11,6 +11,7 @@ from typing import Final
 
 from alerts.promql import grown, risen, series
 from alerts.rules import Alert, Group, Severity, as_yaml
+from alerts.scraped import SCRAPED
 from ledger import metrics as m
 
 RECENT: Final = "15m"
@@ -255,7 +256,7 @@ SERVICE: Final = Group(
     ),
 )
 
-GROUPS: Final = (ARRIVING, BOOKS, SERVICE)
+GROUPS: Final = (ARRIVING, SCRAPED, BOOKS, SERVICE)
 ALERTS: Final = tuple(alert for group in GROUPS for alert in group.alerts)
 
 

@@ -26,17 +26,17 @@ TARGETS = Metric(
     name="kvledger_scrape_targets", kind=Kind.GAUGE, scope="ledger", about="Addresses that are scraped.",
 )  # fmt: skip
 SCRAPES = Metric(
-    name="kvledger_scrapes_total", kind=Kind.COUNTER, labels=("engine", "outcome"), bound=ENGINES * 4, scope="ledger",
+    name="kvledger_scrapes_total", kind=Kind.COUNTER, labels=("engine", "outcome"), bound=ENGINES * 4,
     about="Scrapes by what became of them: `answered`; `timeout`, `unreachable`, `redirect`, `status`, `too_large`, "
     "`cut_off`, `not_http`, `not_metrics` (nothing known in it), `no_figures` (neither running requests nor "
     "tokens), `fault` (of ours; the log has it); `skipped` (the one before still ran, or too many slow ones waited).",
 )  # fmt: skip
 SCRAPE_TIME = Metric(
     name="kvledger_scrape_seconds", kind=Kind.HISTOGRAM, labels=("outcome",), buckets=LATENCY_S, bound=16,
-    scope="ledger", about="From connecting to the last byte, of scrapes that were answered and of those that were not.",
+    about="From connecting to the last byte, of scrapes that were answered and of those that were not.",
 )  # fmt: skip
 SCRAPE_LATE = Metric(
-    name="kvledger_scrape_late_seconds", kind=Kind.HISTOGRAM, buckets=LATENCY_S, scope="ledger",
+    name="kvledger_scrape_late_seconds", kind=Kind.HISTOGRAM, buckets=LATENCY_S,
     about="From the instant at which a scrape was due to its beginning: what slow targets cost the others.",
 )  # fmt: skip
 SCRAPED = Metric(
@@ -49,7 +49,7 @@ FAILING = Metric(
 )  # fmt: skip
 SIGNS = Metric(
     name="kvledger_scrape_signs_total", kind=Kind.COUNTER, labels=("engine", "sign"), bound=ENGINES * 4,
-    scope="ledger", about="What was odd about answers, by reason: docs/collectors.md tells each.",
+    about="What was odd about answers, by reason: docs/collectors.md tells each.",
 )  # fmt: skip
 DEAD = Metric(
     name="kvledger_scrape_dead_gauges", kind=Kind.GAUGE, labels=("engine", "figure"), bound=ENGINES * 2,
@@ -71,7 +71,7 @@ ROUNDS_WAITING = Metric(
     about="Periods that are complete and not written: the database does not take them.",
 )  # fmt: skip
 ROUNDS_DROPPED = Metric(
-    name="kvledger_scrape_rounds_dropped_total", kind=Kind.COUNTER, scope="ledger",
+    name="kvledger_scrape_rounds_dropped_total", kind=Kind.COUNTER,
     about="Periods that were dropped since too many waited; their time is unobserved.",
 )  # fmt: skip
 

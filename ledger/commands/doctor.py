@@ -19,19 +19,22 @@ from ledger.commands.checks import Check, Verdict, ago, judged, named, report
 from ledger.commands.opening import connected, now_us
 from ledger.core.periods import HOUR_US, format_time, settle_interval
 from ledger.errors import LedgerError
-from ledger.store import fleet, inputs, migrate, prices, quarantine
+from ledger.store import fleet, inputs, migrate, prices, quarantine, scrapes
 from ledger.store.database import file_of
 from ledger.store.findings import Severity, list_findings
 from ledger.store.tokens import Scope, list_tokens
+from ledger.web.outside import LATE_US
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ledger.config import Settings
+    from ledger.core.scraped import ScrapedPeriod
     from ledger.store.database import Connection, Database
     from ledger.store.fleet import EngineState
+    from ledger.store.scrapes import Target
 
 DAY_US = 86_400_000_000
 
@@ -120,9 +123,13 @@ def _books(database: Database) -> Iterator[Check]:
         yield from _tokens(connection, at_us)
         every = fleet.engine_states(connection, at_us, all_of_them=True)
         known = prices.list_prices(connection)
+        targets = scrapes.list_targets(connection)
+        last = scrapes.last_records(connection, at_us) if targets else {}
         kept = [entry for entry in quarantine.entries(connection) if entry.received_us > at_us - DAY_US]
         found = [f for f in list_findings(connection, start_us=at_us - DAY_US) if f.severity is not Severity.INFO]
-    yield from _engines(every, at_us)
+    if targets:
+        yield from _targets(targets, last, at_us)
+    yield from _engines(every, at_us, scraped=bool(targets))
     yield judged(
         "prices", bool(known), f"{len(known)} known", "none is known: GPUs that are seen are unpriced",
         "`kvledger prices add` or `prices import`", otherwise=Verdict.WARN,
@@ -160,7 +167,21 @@ def _laws(database: Database, *, quick: bool) -> Check:
     )  # fmt: skip
 
 
-def _engines(every: Sequence[EngineState], at_us: int) -> Iterator[Check]:
+def _targets(targets: Sequence[Target], last: Mapping[str, ScrapedPeriod], at_us: int) -> Iterator[Check]:
+    """Engines that are looked at from outside; an exporter of GPUs has no records."""
+    seen = [t for t in targets if t.engine in last and last[t.engine].end_us > at_us - LATE_US]
+    engines = [t for t in targets if t.kind != "dcgm" and t.since_us < at_us - LATE_US]
+    down = [t.engine for t in engines if t not in seen]
+    dead = [t.engine for t in seen if any(word.startswith("dead_gauge") for word, _ in last[t.engine].signs)]
+    found = f"{len(down)} of {len(engines)} do not answer: {named(down)}" if down else f"dead gauges: {named(dead)}"
+    yield judged(
+        "targets", not down and not dead, f"{len(seen)} engines answer when they are scraped",
+        found, "`kvledger inspect URL` says what one answers; docs/collectors.md what each sign means",
+        otherwise=Verdict.BAD if down else Verdict.WARN,
+    )  # fmt: skip
+
+
+def _engines(every: Sequence[EngineState], at_us: int, *, scraped: bool) -> Iterator[Check]:
     engines = [engine for engine in every if engine.last_end_us > at_us - DAY_US]
     ahead_us = max((engine.received_us - at_us for engine in every), default=0)
     yield judged(
@@ -168,6 +189,8 @@ def _engines(every: Sequence[EngineState], at_us: int) -> Iterator[Check]:
         f"{format_time(at_us)} here, and a batch was received {ago(ahead_us)} after that",
         "set this machine's clock (NTP): batches that lie ahead of it by more than 5 minutes are refused",
     )  # fmt: skip
+    if not engines and scraped:
+        return
     if not engines:
         todo = "set KVLEDGER_URL and KVLEDGER_TOKEN at one (`kvledger tokens add --scope ingest`), then there: "
         yield Check(

@@ -15,6 +15,7 @@ from ledger.store.fleet import EngineState, PoolState
 from ledger.web import shapes
 from ledger.web.answers import Form, Format, Limit, Offset, Since, Until, instant, page
 from ledger.web.callers import Admin, Overseer, ReaderOf
+from ledger.web.outside import Seen, outside, row_of, scraped_value
 from ledger.web.problems import Problem, listed, responses
 from ledger.web.service import Here, Service
 from ledger.web.troubles import troubles
@@ -46,8 +47,13 @@ def engines(
     offset: Offset = 0,
     format: Format = Form.JSON,  # noqa: A002 - the name that callers write
 ) -> shapes.Page[shapes.Engine]:
-    """Engines heard of in the last 24 hours, by name, each with the state of its newest boot."""
-    rows = [_engine(engine) for engine in engines_of(service)]
+    """Engines heard of in the last 24 hours and those that are scraped, by name."""
+    seen = outside(service)
+    rows = [_engine(engine, seen.get(engine.engine)) for engine in engines_of(service)]
+    hooked = {row["engine"] for row in rows}
+    # An exporter of GPUs is no engine: /v1/gpus has what it sees.
+    rows += [row_of(each) for name, each in seen.items() if name not in hooked and each.target.kind != "dcgm"]
+    rows.sort(key=lambda row: row["engine"])
     return page(request, rows, limit=limit, offset=offset, form=format, columns=_ENGINE_COLUMNS)  # type: ignore[return-value]
 
 
@@ -187,7 +193,7 @@ def live(
 @router.get("/v1/troubles", summary="What is wrong now", responses=responses(401, 403, 422, 429, 503))
 def wrong(service: Here, _caller: Overseer) -> list[shapes.Trouble]:
     """Engines that fell silent, batches that are missing or refused, findings, jobs that failed; worst first."""
-    rows = service.kept.get("troubles", lambda: troubles(service, engines_of(service)))
+    rows = service.kept.get("troubles", lambda: troubles(service, engines_of(service), outside(service).values()))
     return JSONResponse(rows)  # type: ignore[return-value]
 
 
@@ -200,13 +206,19 @@ def health(service: Here) -> dict[str, str]:
     return {"status": "ok"}
 
 
-_ENGINE_COLUMNS = tuple(name for name in shapes.Engine.model_fields if name != "pools")
+_ENGINE_COLUMNS = tuple(name for name in shapes.Engine.model_fields if name not in ("pools", "scraped"))
 
 
-def _engine(engine: EngineState) -> dict[str, Any]:
+def _engine(engine: EngineState, seen: Seen | None) -> dict[str, Any]:
     names = shapes.Engine.model_fields
     row = {name: value for name, value in {**asdict(engine), "hook_off": engine.hook.off}.items() if name in names}
-    return {**row, "state": engine.state.value, "pools": [_pool(pool) for pool in engine.pools]}
+    return {
+        **row,
+        "method": "hook",
+        "state": engine.state.value,
+        "pools": [_pool(pool) for pool in engine.pools],
+        "scraped": None if seen is None else scraped_value(seen),
+    }
 
 
 def _source(engine: EngineState, names: tuple[str, ...]) -> dict[str, Any]:

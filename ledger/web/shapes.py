@@ -170,10 +170,33 @@ class Pool(Shape):
     utilization_ratio: float | None = Field(description="active block time over block time of the newest period")
 
 
+class Scraped(BaseModel):
+    """What an engine says when it is looked at from outside, over the newest part of a period that was watched."""
+
+    url: str
+    kind: str = Field(description="what it was read as; auto until it answered")
+    model: str
+    answers: bool
+    last_us: int | None = Field(description="watched until then; null: not in the last hour")
+    started_us: int | None = Field(description="start of its process; null where it is not told")
+    busy_ratio: float | None = Field(description="part of the time with running requests")
+    running: float | None = Field(description="requests, mean; null where not told or the gauge is dead")
+    waiting: float | None
+    kv_active_ratio: float | None = Field(description="KV memory that requests hold")
+    kv_cached_ratio: float | None
+    capacity_tokens: int | None
+    output_tokens: int | None
+    signs: list[str] = Field(description="what was odd (docs/collectors.md)")
+
+
 class Engine(Shape):
-    """An engine by the boot that reports: its newest, or an older one that goes on beside it."""
+    """An engine by the boot that reports: its newest, or an older one that goes on beside it; or by its `/metrics`.
+
+    Of one that is only scraped, what a hook alone knows is null or empty.
+    """
 
     engine: str
+    method: str = Field(description="hook or scraped: whose word counts")
     state: str = Field(
         description="starting, open, silent (open, nothing heard for 60 s), closed, or off (its hook has given up)"
     )
@@ -184,14 +207,15 @@ class Engine(Shape):
     host: str
     software: str
     boot_id: str
-    started_us: int
-    last_seq: int
-    last_end_us: int = Field(description="end of the newest period")
-    received_us: int
-    skew_us: int = Field(description="the engine's clock less its system clock")
-    missing: int = Field(description="batches which that boot lacks in the last 24 hours")
+    started_us: int | None
+    last_seq: int | None
+    last_end_us: int | None = Field(description="end of the newest period")
+    received_us: int | None
+    skew_us: int | None = Field(description="the engine's clock less its system clock")
+    missing: int | None = Field(description="batches which that boot lacks in the last 24 hours")
     hook_off: str = Field(description="why its hook has switched itself off; empty where it has not")
     pools: list[Pool]
+    scraped: Scraped | None = Field(description="null where it is not scraped")
 
 
 class Source(Shape):

@@ -12,11 +12,13 @@ from ledger.core.periods import HOUR_US
 from ledger.store import quarantine
 from ledger.store.findings import Severity, list_findings
 from ledger.store.fleet import State
+from ledger.web.outside import LATE_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ledger.store.fleet import EngineState
+    from ledger.web.outside import Seen
     from ledger.web.service import Service
 
 DAY_US = 24 * HOUR_US
@@ -29,10 +31,10 @@ NAMED_MAX = 5
 Trouble = dict[str, str]
 
 
-def troubles(service: Service, engines: Sequence[EngineState]) -> list[Trouble]:
-    """All that is wrong, worst first; empty where nothing is."""
+def troubles(service: Service, engines: Sequence[EngineState], seen: Iterable[Seen] = ()) -> list[Trouble]:
+    """All that is wrong, worst first; empty where nothing is. ``seen`` are the targets that are scraped."""
     now_us = service.clock_us()
-    found = [*_of_engines(engines), *_of_jobs(service)]
+    found = [*_of_engines(engines), *_of_targets(list(seen), now_us), *_of_jobs(service)]
     with service.database.read() as connection:
         kept = [entry for entry in quarantine.entries(connection) if entry.received_us > now_us - DAY_US]
         findings = list_findings(connection, start_us=now_us - DAY_US)
@@ -95,6 +97,22 @@ def _of_engines(engines: Sequence[EngineState]) -> Iterable[Trouble]:
         yield _trouble(
             Severity.WARNING, f"clocks are off by more than a second: {_named(skewed)}",
             "the engine keeps the time of its start; restart it, or let it close and open its pools",
+        )  # fmt: skip
+
+
+def _of_targets(seen: Sequence[Seen], now_us: int) -> Iterable[Trouble]:
+    # One that was just added has not had the time for a record yet.
+    down = [each.target.engine for each in seen if not each.answers and each.target.since_us < now_us - LATE_US]
+    if down:
+        yield _trouble(
+            Severity.CRITICAL, f"scraped and not answering for two minutes: {_named(down)}",
+            "`kvledger inspect URL` says why (`collect list` has the URLs); its time is unobserved, then vacant",
+        )  # fmt: skip
+    dead = [f"{each.target.engine} ({', '.join(each.dead)})" for each in seen if each.dead]
+    if dead:
+        yield _trouble(
+            Severity.WARNING, f"gauges say 0 while requests run: {_named(dead)}",
+            "work is known by counters meanwhile; docs/collectors.md says how it is told",
         )  # fmt: skip
 
 

@@ -89,13 +89,35 @@ function drawEngines(engines, now) {
       el("header", {},
         el("b", { class: "id", title: engine.engine }, engine.engine),
         el("span", { class: `state ${engine.state}` }, engine.state),
-        el("span", { class: "dim" }, engine.origin === "simulated" ? "simulated" : engine.cluster)),
+        el("span", { class: "dim" }, engine.origin === "simulated" ? "simulated" : engine.method === "scraped" ? "scraped" : engine.cluster)),
       ...engine.pools.map((pool) => drawPool(pool)),
-      el("footer", { class: "dim" }, `heard ${ago(engine.received_us, now)}`,
+      ...(engine.scraped ? [drawScraped(engine.scraped, engine.method === "hook")] : []),
+      el("footer", { class: "dim" }, heard(engine, now),
         engine.hook_off ? el("span", { class: "bad" }, `\u00a0· ${engine.hook_off}`) : "",
         engine.missing ? el("span", { class: "bad" }, `\u00a0· ${engine.missing} batches missing`) : "",
         el("span", { class: "id", title: engine.software }, `\u00a0· ${engine.software || engine.host || engine.boot_id}`)))));
   if (!engines.length) $("engines").replaceChildren(el("p", { class: "empty" }, "no engine has reported yet: set KVLEDGER_URL and KVLEDGER_TOKEN at one"));
+}
+
+function heard(engine, now) {
+  if (engine.received_us !== null) return `heard ${ago(engine.received_us, now)}`;
+  return engine.last_end_us === null ? "has not answered in the last hour" : `watched until ${ago(engine.last_end_us, now)}`;
+}
+
+// What an engine says when it is looked at from outside: the whole of it where there is no hook, a line beside one.
+function drawScraped(said, hooked) {
+  const known = said.kv_active_ratio !== null, cached = said.kv_cached_ratio;
+  const pieces = !known ? [] : [["active", said.kv_active_ratio], ...(cached === null ? [] : [["cached", cached]])];
+  const rest = 1 - pieces.reduce((all, [, part]) => all + part, 0);
+  const requests = [[said.running, "running"], [said.waiting, "waiting"]].filter(([number]) => number !== null)
+    .map(([number, state]) => `${count(Math.round(number))} ${state}`).join(", ");
+  const odd = [...said.signs, ...(said.answers ? [] : ["not answering"])].map((sign) => sign.replaceAll("_", " "));
+  return el("div", { class: "pool" },
+    el("p", {}, el("span", { class: "id", title: said.url }, "scraped"), el("span", { class: "dim id" }, [said.kind, said.model, requests].filter(Boolean).join(" · "))),
+    ...(hooked || !known ? [] : [
+      el("div", { class: "bar" }, bar([...pieces, ["free", rest]], 1, (name, part) => `${name === "free" && cached === null ? "free or cached" : name}: ${percent(part, 1)}`)),
+      el("p", { class: "small" }, pieces.map(([name, part]) => el("span", {}, el("i", { class: `dot ${name}` }), `${name} ${percent(part, 1)}`)))]),
+    ...(odd.length ? [el("p", { class: "small bad" }, odd.join(" · "))] : []));
 }
 
 function drawPool(pool) {

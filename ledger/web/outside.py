@@ -1,0 +1,110 @@
+"""Engines as they are seen from outside, for the interface and the page: targets, and what each said last.
+
+Invariant: an engine that has a hook keeps its own row, with what was scraped beside it; one without has a row of which
+nothing is made up: what only a hook knows is null or empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ledger.collectors.known import source_of
+from ledger.collectors.scraper import ROUND_LAG_US
+from ledger.core.records import PERIOD_US, Origin
+from ledger.store import scrapes
+from ledger.store.fleet import SILENT_US, State
+
+if TYPE_CHECKING:
+    from ledger.core.scraped import ScrapedPeriod
+    from ledger.store.scrapes import Target
+    from ledger.web.service import Service
+
+LATE_US: Final = ROUND_LAG_US + PERIOD_US + SILENT_US
+"""How old the newest record of a target that answers can be: two minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A target and its newest record of the last hour; None where there is none."""
+
+    target: Target
+    record: ScrapedPeriod | None
+    answers: bool
+    """Whether the record is as new as one of a target that answers."""
+
+    @property
+    def dead(self) -> list[str]:
+        """Gauges that were known to be dead in it."""
+        words = [word.partition(":") for word, _ in self.record.signs] if self.record else []
+        return [figure for sign, _, figure in words if sign == "dead_gauge"]
+
+
+def outside(service: Service) -> dict[str, Seen]:
+    """Every target in force, by engine; some seconds old at most."""
+
+    def made() -> dict[str, Seen]:
+        now_us = service.clock_us()
+        with service.database.read() as connection:
+            targets = scrapes.list_targets(connection)
+            last = scrapes.last_records(connection, now_us) if targets else {}
+        return {
+            target.engine: Seen(
+                target=target,
+                record=(record := last.get(target.engine)),
+                answers=record is not None and record.end_us > now_us - LATE_US,
+            )
+            for target in targets
+        }
+
+    found: dict[str, Seen] = service.kept.get("outside", made)
+    return found
+
+
+def scraped_value(seen: Seen) -> dict[str, Any]:
+    """What was scraped of an engine, with the names of :class:`ledger.web.shapes.Scraped`."""
+    record = seen.record
+    length_us = 1 if record is None else record.end_us - record.start_us
+
+    def mean(integral: int | None) -> float | None:
+        return None if integral is None else round(integral / length_us, 3)
+
+    return {
+        "url": seen.target.url,
+        "kind": record.kind if record else seen.target.kind,
+        "model": record.model if record else "",
+        "answers": seen.answers,
+        "last_us": record.end_us if record else None,
+        "started_us": record.started_us if record else None,
+        "busy_ratio": round(record.busy_us / length_us, 6) if record else None,
+        "running": mean(record.running_us) if record else None,
+        "waiting": mean(record.waiting_us) if record else None,
+        "kv_active_ratio": _share(record.kv_active_ppm) if record else None,
+        "kv_cached_ratio": _share(record.kv_cached_ppm) if record else None,
+        "capacity_tokens": record.capacity_tokens if record else None,
+        "output_tokens": record.output_tokens if record else None,
+        "signs": [word for word, _ in record.signs] if record else [],
+    }
+
+
+def row_of(seen: Seen) -> dict[str, Any]:
+    """The row of an engine that is only scraped, with the names of :class:`ledger.web.shapes.Engine`."""
+    record = seen.record
+    kind = record.kind if record else seen.target.kind
+    return {
+        "engine": seen.target.engine,
+        "method": "scraped",
+        "state": (State.OPEN if seen.answers else State.SILENT).value,
+        "origin": Origin.LIVE.value,
+        **dict.fromkeys(("cluster", "namespace", "pod", "host", "boot_id", "hook_off"), ""),
+        "software": source_of(kind).title if record else "",
+        "started_us": record.started_us if record else None,
+        **dict.fromkeys(("last_seq", "received_us", "skew_us", "missing")),
+        "last_end_us": record.end_us if record else None,
+        "pools": [],
+        "scraped": scraped_value(seen),
+    }
+
+
+def _share(ppm: int | None) -> float | None:
+    return None if ppm is None else ppm / 1_000_000
