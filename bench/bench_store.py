@@ -1,7 +1,7 @@
 """How fast facts reach the store, against a plain load of the same rows into the same tables in the same run.
 
 SQLite: plain ``executemany`` through sqlite3, all rows of a table at once, one transaction.
-PostgreSQL: plain ``COPY`` of all rows of a table at once, one transaction.
+PostgreSQL: plain ``COPY`` (in binary form, the faster one) of all rows of a table at once, one transaction.
 Ours: :func:`ledger.store.facts.insert_batch`, ids looked up, rows made from records, a transaction for every
 sixteen batches; one for each batch is shown beside it, and the whole way with decoding and laws.
 
@@ -98,6 +98,12 @@ def flat(batches: list[Batch]) -> dict[Table, list[tuple[Any, ...]]]:
     return rows
 
 
+def _kinds(table: Table) -> list[str]:
+    """The types of a table's columns as COPY wants them."""
+    kinds = {"TEXT": "text", "BLOB": "bytea"}
+    return [kinds.get(str(column.type.compile()), "int8") for column in table.columns]
+
+
 def timed(work: Any) -> float:
     began = time.perf_counter()
     work()
@@ -171,7 +177,8 @@ def plain_postgresql(url: str, rows: dict[Table, list[tuple[Any, ...]]]) -> floa
 
         def load() -> None:
             for table, found in rows.items():
-                with cursor.copy(f"COPY {table.name} FROM STDIN") as copy:
+                with cursor.copy(f"COPY {table.name} FROM STDIN WITH (FORMAT BINARY)") as copy:
+                    copy.set_types(_kinds(table))
                     for row in found:
                         copy.write_row(row)
             connection.commit()

@@ -6,6 +6,7 @@ counts once however often it is delivered; what is refused is refused whole, cou
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ledger import limits
 from ledger.errors import Refusal, UsageError
 from ledger.fastwire import read
 from ledger.laws import breach
+from ledger.placing import place_of
 from ledger.refusals import Reason
 from ledger.sample_laws import sample_breach
 from ledger.store import facts, quarantine, receipt, sample_tables, samples, tables
@@ -110,27 +112,25 @@ def book(db: Database, examined: Sequence[Examined], *, entry: int | None = None
         learned = facts.Learned()
         # Several engines in one transaction: everybody takes their locks in the same order.
         batches = [one.found.batch for one in examined if isinstance(one.found, Decoded)]
-        for engine in sorted({batch.source.engine for batch in batches}):
-            receipt.lock_engine(connection, engine)
+        receipt.lock_engines(connection, {batch.source.engine for batch in batches})
         sampled = [one.found.batch for one in examined if isinstance(one.found, DecodedSamples)]
         for agent in sorted({batch.source.source_id for batch in sampled}):
             samples.lock_agent(connection, agent)
         if len(batches) > 1:
             facts.intern(db, connection, batches, learned)
         samples.intern(db, connection, sampled, learned)
-        results = [
-            one.found if isinstance(one.found, Refusal) else _take(db, connection, one.found, one.received_us, learned)
-            for one in examined
-        ]
+        results: dict[int, Outcome | Refusal] = {}
+        for turn in _turns(examined):
+            results |= _take(db, connection, turn, learned)
         facts.flush(connection, learned)
         # Counts are locked last, and by everybody last.
-        answers = tuple(
-            result if isinstance(result, Outcome) else _put_aside(connection, one, result, entry)
-            for one, result in zip(examined, results, strict=True)
-        )
-        if entry is not None and isinstance(results[0], Outcome):
+        answers = []
+        for place, one in enumerate(examined):
+            result = one.found if isinstance(one.found, Refusal) else results[place]
+            answers.append(_put_aside(connection, one, result, entry) if isinstance(result, Refusal) else result)
+        if entry is not None and isinstance(results.get(0), Outcome):
             quarantine.release(connection, entry)
-        return answers, learned
+        return tuple(answers), learned
 
     answers, learned = db.write(work)
     facts.remember(db, learned)
@@ -153,104 +153,157 @@ def _examine(db: Database, raw: bytes, received_us: int) -> Decoded | DecodedSam
     return (breach(decoded.batch) if isinstance(decoded, Decoded) else sample_breach(decoded.batch)) or decoded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """A batch that could be read, and its place in the delivery."""
+
+    place: int
+    decoded: Decoded | DecodedSamples
+    received_us: int
+
+
+def _turns(examined: Sequence[Examined]) -> list[list[_Due]]:
+    """What could be read, in turns: of each sender one batch a turn, in order.
+
+    Batches of a turn have nothing to do with each other, so the database is asked about all of them at once.
+    """
+    turns: list[list[_Due]] = []
+    had: Counter[tuple[str, str]] = Counter()
+    for place, one in enumerate(examined):
+        if isinstance(one.found, Refusal):
+            continue
+        if isinstance(one.found, Decoded):
+            sender = "engine", one.found.batch.source.engine
+        else:
+            sender = "agent", one.found.batch.source.source_id
+        if had[sender] == len(turns):
+            turns.append([])
+        turns[had[sender]].append(_Due(place=place, decoded=one.found, received_us=one.received_us))
+        had[sender] += 1
+    return turns
+
+
 def _take(
+    db: Database, connection: Connection, turn: Sequence[_Due], learned: facts.Learned
+) -> dict[int, Outcome | Refusal]:
+    """Write the batches, unless what is stored speaks against one; nothing of it is written before that is known."""
+    boots = [_boot_of(db, connection, due.decoded, learned) for due in turn]
+    results: dict[int, Outcome | Refusal] = {}
+    written: list[tuple[_Due, int, facts.Receipt]] = []
+    for due, known, near in zip(turn, boots, _neighbours(connection, turn, boots), strict=True):
+        missing = place_of(due.decoded, known, near)
+        if isinstance(missing, int):
+            missing = _against(db, connection, due, known, learned) or missing
+        if not isinstance(missing, int):
+            results[due.place] = missing or Outcome(status=Status.DUPLICATE)
+            continue
+        taken = facts.Receipt(
+            digest=due.decoded.digest,
+            prev=due.decoded.prev,
+            kept_digest=due.decoded.kept_digest,
+            received_us=due.received_us,
+            ahead=due.decoded.batch.end_us > due.received_us,
+            missing_before=missing,
+        )
+        boot = known[0] if known is not None else _add_boot(connection, due)
+        _insert(db, connection, due.decoded, boot=boot, receipt=taken, learned=learned)
+        written.append((due, boot, taken))
+    facts.flush_keys(connection, learned)
+    lost = _lost(connection, written)
+    for due, _, taken in written:
+        results[due.place] = Outcome(
+            status=Status.ACCEPTED,
+            missing_before=taken.missing_before,
+            ahead=taken.ahead,
+            lost=due.place in lost,
+            batch=due.decoded.batch if isinstance(due.decoded, Decoded) else None,
+            samples=due.decoded.batch if isinstance(due.decoded, DecodedSamples) else None,
+        )
+    return results
+
+
+def _boot_of(
+    db: Database, connection: Connection, decoded: Decoded | DecodedSamples, learned: facts.Learned
+) -> tuple[int, Boot] | None:
+    """The boot with this id that was seen before, if any."""
+    if isinstance(decoded, Decoded):
+        return facts.find_boot(db, connection, decoded.batch.source.engine, decoded.batch.boot, learned)
+    return samples.find_boot(db, connection, decoded.batch.source.source_id, decoded.batch.boot, learned)
+
+
+def _neighbours(
+    connection: Connection, turn: Sequence[_Due], boots: Sequence[tuple[int, Boot] | None]
+) -> list[receipt.Near]:
+    """What is stored around each batch."""
+    near: list[receipt.Near] = [(None, None)] * len(turn)
+    for kind, keys in ((Decoded, tables.batches), (DecodedSamples, sample_tables.agent_batches)):
+        asked = {
+            place: (known[0], due.decoded.batch.seq)
+            for place, (due, known) in enumerate(zip(turn, boots, strict=True))
+            if known is not None and isinstance(due.decoded, kind)
+        }
+        for place, found in zip(asked, receipt.neighbours(connection, list(asked.values()), table=keys), strict=True):
+            near[place] = found
+    return near
+
+
+def _against(
+    db: Database, connection: Connection, due: _Due, known: tuple[int, Boot] | None, learned: facts.Learned
+) -> Refusal | None:
+    """What else that is stored speaks against a batch which fits into its boot."""
+    decoded = due.decoded
+    if known is not None and isinstance(decoded, Decoded):
+        opened = receipt.second_paying(connection, known[0], decoded.batch)
+        if opened is not None:
+            detail = f"pool {opened.pool!r} opens with money while another pool of the engine has it; one may"
+            return Refusal(reason=Reason.TWO_PAYING, detail=detail)
+    origin = decoded.batch.source.origin
+    learned.origin = db.origin or learned.origin or receipt.fix_origin(connection, origin, due.received_us)
+    if origin is learned.origin:
+        return None
+    detail = f"this ledger is {learned.origin} from its first batch on, and the batch is {origin}"
+    return Refusal(reason=Reason.OTHER_ORIGIN, detail=f"{detail}: use another database for it")
+
+
+def _add_boot(connection: Connection, due: _Due) -> int:
+    if isinstance(due.decoded, Decoded):
+        batch = due.decoded.batch
+        return facts.add_boot(connection, batch.source.engine, batch.boot, due.received_us)
+    sampled = due.decoded.batch
+    return samples.add_boot(connection, sampled.source.source_id, sampled.boot, due.received_us)
+
+
+def _insert(
     db: Database,
     connection: Connection,
     decoded: Decoded | DecodedSamples,
-    received_us: int,
+    *,
+    boot: int,
+    receipt: facts.Receipt,
     learned: facts.Learned,
-) -> Outcome | Refusal:
-    """Write the batch, unless what is stored speaks against it; nothing is written before that is known."""
-    batch = decoded.batch
+) -> None:
     if isinstance(decoded, Decoded):
-        known = facts.find_boot(db, connection, decoded.batch.source.engine, batch.boot, learned)
+        facts.insert_batch(db, connection, decoded.batch, boot=boot, receipt=receipt, learned=learned)
     else:
-        known = samples.find_boot(db, connection, decoded.batch.source.source_id, batch.boot, learned)
-    missing = _place(connection, decoded, known)
-    if not isinstance(missing, int):
-        return missing
-    origin = receipt.fix_origin(connection, batch.source.origin, received_us)
-    if origin is not batch.source.origin:
-        detail = f"this ledger is {origin} from its first batch on, and the batch is {batch.source.origin}"
-        return Refusal(reason=Reason.OTHER_ORIGIN, detail=f"{detail}: use another database for it")
-    ahead = batch.end_us > received_us
-    taken = facts.Receipt(
-        digest=decoded.digest,
-        prev=decoded.prev,
-        kept_digest=decoded.kept_digest,
-        received_us=received_us,
-        ahead=ahead,
-        missing_before=missing,
-    )
-    number = known[0] if known is not None else None
-    if isinstance(decoded, DecodedSamples):
-        source_id = decoded.batch.source.source_id
-        boot = number or samples.add_boot(connection, source_id, batch.boot, received_us)
-        samples.insert(db, connection, decoded.batch, boot=boot, receipt=taken, learned=learned)
-        return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, samples=decoded.batch)
-    engine = decoded.batch.source.engine
-    boot = number or facts.add_boot(connection, engine, batch.boot, received_us)
-    facts.insert_batch(db, connection, decoded.batch, boot=boot, receipt=taken, learned=learned)
-    lost = receipt.settle_overlaps(connection, engine, boot, decoded.batch, received_us)
-    return Outcome(status=Status.ACCEPTED, missing_before=missing, ahead=ahead, lost=lost, batch=decoded.batch)
+        samples.insert(db, connection, decoded.batch, boot=boot, receipt=receipt, learned=learned)
 
 
-def _place(
-    connection: Connection, decoded: Decoded | DecodedSamples, known: tuple[int, Boot] | None
-) -> int | Outcome | Refusal:
-    """How many seqs are missing before the batch, if it fits into what is stored of its boot."""
-    batch = decoded.batch
-    if known is None:
-        return _out_of_line(decoded, None, None) or batch.seq - 1
-    boot, record = known
-    if record != batch.boot:
-        detail = f"boot {batch.boot.boot_id!r} has other times than before; a new life of its sender needs a new id"
-        return Refusal(reason=Reason.OTHER_BOOT, detail=detail)
-    keys = tables.batches if isinstance(decoded, Decoded) else sample_tables.agent_batches
-    at, later = receipt.neighbours(connection, boot, batch.seq, table=keys)
-    if at is not None and at.seq == batch.seq:
-        if at.digest == decoded.digest:
-            return Outcome(status=Status.DUPLICATE)
-        detail = f"seq {batch.seq} of boot {batch.boot.boot_id!r} is stored with digest {at.digest.hex()}"
-        return Refusal(reason=Reason.KEY_REUSED, detail=f"{detail}, this one has {decoded.digest.hex()}")
-    refusal = _out_of_line(decoded, at, later)
-    if refusal is None and isinstance(decoded, Decoded):
-        refusal = _second_paying(connection, boot, decoded.batch)
-    if refusal is not None:
-        return refusal
-    # A late batch fills a gap that was counted when the one after it arrived.
-    return 0 if later is not None else batch.seq - 1 - (at.seq if at is not None else 0)
-
-
-def _out_of_line(
-    decoded: Decoded | DecodedSamples, at: receipt.Neighbour | None, later: receipt.Neighbour | None
-) -> Refusal | None:
-    """Whether the batch does not fit between its neighbours, in the chain of digests or in time."""
-    batch = decoded.batch
-    broken = None
-    if (batch.seq == 1) != (not decoded.prev):
-        broken = "only the first batch of a boot has none before it"
-    elif at is not None and at.seq == batch.seq - 1 and at.digest != decoded.prev:
-        broken = f"names {decoded.prev.hex()} as the batch before, which is stored as {at.digest.hex()}"
-    elif later is not None and later.seq == batch.seq + 1 and later.prev != decoded.digest:
-        broken = f"has digest {decoded.digest.hex()}, and the batch after it names {later.prev.hex()}"
-    if broken is not None:
-        return Refusal(reason=Reason.BROKEN_CHAIN, detail=f"seq {batch.seq}: {broken}")
-    if at is not None and batch.start_us < at.end_us:
-        detail = f"seq {batch.seq} starts at {batch.start_us}, before seq {at.seq} ends at {at.end_us}"
-        return Refusal(reason=Reason.TIME_REVERSED, detail=detail)
-    if later is not None and batch.end_us > later.start_us:
-        detail = f"seq {batch.seq} ends at {batch.end_us}, after seq {later.seq} starts at {later.start_us}"
-        return Refusal(reason=Reason.TIME_REVERSED, detail=detail)
-    return None
-
-
-def _second_paying(connection: Connection, boot: int, batch: Batch) -> Refusal | None:
-    opened = receipt.second_paying(connection, boot, batch)
-    if opened is None:
-        return None
-    detail = f"pool {opened.pool!r} opens with money while another pool of the engine has it; one may"
-    return Refusal(reason=Reason.TWO_PAYING, detail=detail)
+def _lost(connection: Connection, written: Sequence[tuple[_Due, int, facts.Receipt]]) -> set[int]:
+    """The places of the batches whose time an earlier boot of their engine claims."""
+    claims = {
+        due.place: receipt.Claim(
+            engine=due.decoded.batch.source.engine,
+            boot=boot,
+            seq=due.decoded.batch.seq,
+            start_us=due.decoded.batch.start_us,
+            end_us=due.decoded.batch.end_us,
+            received_us=due.received_us,
+        )
+        for due, boot, _ in written
+        if isinstance(due.decoded, Decoded)
+    }
+    settled = receipt.settle_overlaps(connection, list(claims.values()))
+    return {place for place, lost in zip(claims, settled, strict=True) if lost}
 
 
 def _put_aside(connection: Connection, one: Examined, refusal: Refusal, entry: int | None) -> Outcome:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import time
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from urllib.parse import quote
@@ -24,9 +26,11 @@ from ledger import limits
 from ledger.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Connection", "Database", "connect", "file_of", "lock", "translated"]
+    from ledger.core.records import Origin
+
+__all__ = ["Connection", "Database", "ask", "connect", "file_of", "lock", "translated"]
 
 T = TypeVar("T")
 
@@ -40,7 +44,7 @@ class Database:
     """One database of the ledger. Thread-safe; made by :func:`connect`.
 
     ``retention_days`` is how long facts are kept. Ids that were interned by committed transactions are
-    remembered in :attr:`known`, a plain dict by kind that belongs to :mod:`ledger.store.facts`.
+    remembered in :attr:`known`, a plain dict by kind that belongs to :mod:`ledger.store.facts`, as is :attr:`origin`.
     """
 
     def __init__(self, engine: Engine, *, retention_days: int = limits.RETENTION_DAYS) -> None:
@@ -48,6 +52,7 @@ class Database:
         self.retention_days = retention_days
         self.dialect: Literal["sqlite", "postgresql"] = "sqlite" if engine.dialect.name == "sqlite" else "postgresql"
         self.known: dict[str, dict[Any, int]] = {}
+        self.origin: Origin | None = None
         # Bulk writes go past SQLAlchemy, so the driver's own errors arrive here as well.
         self.errors: tuple[type[Exception], ...] = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
 
@@ -120,13 +125,40 @@ def _parsed(url: str) -> URL:
         raise UsageError(f"not a database URL: {url!r}; use sqlite:///FILE or postgresql://USER@HOST/NAME") from error
 
 
-def lock(connection: Connection, name: str) -> None:
-    """Keep other writers that lock the same name out until this transaction ends.
+def lock(connection: Connection, *names: str) -> None:
+    """Keep other writers that lock the same names out until this transaction ends; they are taken in order.
 
     SQLite has one writer at a time, so there it does nothing.
     """
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name})
+    if connection.dialect.name == "postgresql" and names:
+        connection.execute(
+            text(
+                "SELECT pg_advisory_xact_lock(hashtextextended(name, 0)) FROM (SELECT name FROM "
+                "unnest(CAST(:names AS text[])) WITH ORDINALITY AS named (name, place) ORDER BY place) AS sorted"
+            ),
+            {"names": list(names)},
+        )
+
+
+def ask(connection: Connection, statement: str, questions: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """The rows that ``statement`` (values written as ``:name``) has for each of ``questions``, past SQLAlchemy.
+
+    For short statements that are asked for every batch: SQLAlchemy would take several times as long as SQLite, and
+    PostgreSQL is asked all of them in one round trip.
+    """
+    if not questions:
+        return []
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        return [driver.execute(statement, question).fetchall() for question in questions]
+    with driver.cursor() as cursor:
+        cursor.executemany(_for_psycopg(statement), questions, returning=True)
+        return [results.fetchall() for results in cursor.results()]
+
+
+@cache
+def _for_psycopg(statement: str) -> str:
+    return re.sub(r":(\w+)", r"%(\1)s", statement)
 
 
 def is_contention(error: Exception) -> bool:

@@ -6,15 +6,18 @@ All of it is read under the engine's lock, so what was read still holds when the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
 from ledger.core.records import PERIOD_US, Batch, Origin
-from ledger.store.database import Connection, lock
+from ledger.store.database import Connection, ask, lock
 from ledger.store.tables import batches
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from sqlalchemy import Table
 
     from ledger.core.records import PoolOpen
@@ -31,24 +34,32 @@ class Neighbour:
     prev: bytes
 
 
-def lock_engine(connection: Connection, engine: str) -> None:
-    """Let one writer at a time decide about an engine's batches, until its transaction ends."""
-    lock(connection, f"engine:{engine}")
+Near = tuple[Neighbour | None, Neighbour | None]
+"""The stored batches of a boot nearest to a seq: at or before it, and after it."""
 
 
-def neighbours(
-    connection: Connection, boot: int, seq: int, *, table: Table = batches
-) -> tuple[Neighbour | None, Neighbour | None]:
-    """The stored batches of ``boot`` nearest to ``seq``: at or before it, and after it; ``table`` has their keys."""
+def lock_engines(connection: Connection, engines: Iterable[str]) -> None:
+    """Let one writer at a time decide about the batches of these engines, until its transaction ends."""
+    lock(connection, *[f"engine:{engine}" for engine in sorted(engines)])
+
+
+def neighbours(connection: Connection, places: Sequence[tuple[int, int]], *, table: Table = batches) -> list[Near]:
+    """What is stored around each (boot, seq); ``table`` has the keys."""
+    found = ask(connection, _around(table.name), [{"boot": boot, "seq": seq} for boot, seq in places])
+    return [_near(rows, seq) for rows, (_, seq) in zip(found, places, strict=True)]
+
+
+@cache
+def _around(table: str) -> str:
     columns = "seq, start_us, end_us, digest, prev"
-    rows = connection.execute(
-        text(
-            f"SELECT * FROM (SELECT {columns} FROM {table.name} WHERE boot = :boot AND seq <= :seq "  # noqa: S608
-            f"ORDER BY seq DESC LIMIT 1) AS before UNION ALL SELECT * FROM (SELECT {columns} FROM {table.name} "
-            "WHERE boot = :boot AND seq > :seq ORDER BY seq LIMIT 1) AS after ORDER BY 1"
-        ),
-        {"boot": boot, "seq": seq},
+    return (
+        f"SELECT * FROM (SELECT {columns} FROM {table} WHERE boot = :boot AND seq <= :seq "  # noqa: S608
+        f"ORDER BY seq DESC LIMIT 1) AS before UNION ALL SELECT * FROM (SELECT {columns} FROM {table} "
+        "WHERE boot = :boot AND seq > :seq ORDER BY seq LIMIT 1) AS after ORDER BY 1"
     )
+
+
+def _near(rows: Sequence[Sequence[Any]], seq: int) -> Near:
     found = [
         Neighbour(seq=row[0], start_us=row[1], end_us=row[2], digest=bytes(row[3]), prev=bytes(row[4])) for row in rows
     ]
@@ -66,8 +77,7 @@ def origin_of(connection: Connection) -> Origin | None:
 
 def fix_origin(connection: Connection, origin: Origin, received_us: int) -> Origin:
     """The ledger's origin; the first batch fixes it, and a race for it has one winner."""
-    read = text("SELECT origin FROM ledger_origin")
-    found = connection.execute(read).scalar_one_or_none()
+    found = origin_of(connection)
     if found is None:
         connection.execute(
             text(
@@ -76,8 +86,9 @@ def fix_origin(connection: Connection, origin: Origin, received_us: int) -> Orig
             ),
             {"origin": origin.value, "fixed_us": received_us},
         )
-        found = connection.execute(read).scalar_one()
-    return Origin(found)
+        found = origin_of(connection)
+        assert found is not None
+    return found
 
 
 def open_paying_pools(connection: Connection, boot: int) -> dict[str, int]:
@@ -106,46 +117,65 @@ def second_paying(connection: Connection, boot: int, batch: Batch) -> PoolOpen |
     return None
 
 
-def settle_overlaps(connection: Connection, engine: str, boot: int, batch: Batch, received_us: int) -> bool:
-    """Note which periods are lost because two boots of the engine claim the time of ``batch``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The time that a batch claims for its boot, whose id is ``boot``."""
+
+    engine: str
+    boot: int
+    seq: int
+    start_us: int
+    end_us: int
+    received_us: int
+
+
+def settle_overlaps(connection: Connection, claims: Sequence[Claim]) -> list[bool]:
+    """Note which periods are lost because two boots of an engine claim their time; ``claims``: of each engine one.
 
     The boot that was first accepted later (the higher id) loses each overlapping period whole, whichever
-    arrives first. Returns whether ``batch`` itself lost.
+    arrives first. Returns of each claim whether it lost.
     """
-    if batch.end_us == batch.start_us:
-        return False
-    rows = connection.execute(
-        text(
-            "SELECT b.boot, b.seq FROM boots o JOIN batches b ON b.boot = o.id WHERE o.engine = :engine "
-            "AND o.id <> :boot AND b.start_us > :earliest AND b.start_us < :end_us AND b.end_us > :start_us "
-            "AND b.end_us > b.start_us ORDER BY b.boot, b.seq"
-        ),
+    questions = [
         {
-            "engine": engine,
-            "boot": boot,
+            "engine": claim.engine,
+            "boot": claim.boot,
             # No period is longer: an older start cannot reach us, and the index need not be read from there.
-            "earliest": batch.start_us - PERIOD_US,
-            "start_us": batch.start_us,
-            "end_us": batch.end_us,
-        },
-    ).all()
-    lost = False
-    for other_boot, other_seq in rows:
-        loser, winner = ((boot, batch.seq), (other_boot, other_seq))
-        if other_boot > boot:
-            loser, winner = winner, loser
-        lost = lost or loser[0] == boot
-        connection.execute(
-            text(
-                "INSERT INTO lost_periods (boot, seq, winner_boot, winner_seq, noticed_us) "
-                "VALUES (:boot, :seq, :winner_boot, :winner_seq, :noticed_us) ON CONFLICT DO NOTHING"
-            ),
-            {
-                "boot": loser[0],
-                "seq": loser[1],
-                "winner_boot": winner[0],
-                "winner_seq": winner[1],
-                "noticed_us": received_us,
-            },
-        )
+            "earliest": claim.start_us - PERIOD_US,
+            "start_us": claim.start_us,
+            "end_us": claim.end_us,
+        }
+        for claim in claims
+    ]
+    lost = []
+    for claim, rows in zip(claims, ask(connection, _OVERLAPPING, questions), strict=True):
+        notes = [_note(claim, other_boot, other_seq) for other_boot, other_seq in rows]
+        for note in notes:
+            connection.execute(
+                text(
+                    "INSERT INTO lost_periods (boot, seq, winner_boot, winner_seq, noticed_us) "
+                    "VALUES (:boot, :seq, :winner_boot, :winner_seq, :noticed_us) ON CONFLICT DO NOTHING"
+                ),
+                note,
+            )
+        lost.append(any(note["boot"] == claim.boot for note in notes))
     return lost
+
+
+_OVERLAPPING: Final = (
+    "SELECT b.boot, b.seq FROM boots o JOIN batches b ON b.boot = o.id WHERE o.engine = :engine "
+    "AND o.id <> :boot AND b.start_us > :earliest AND b.start_us < :end_us AND b.end_us > :start_us "
+    "AND b.end_us > b.start_us AND :end_us > :start_us ORDER BY b.boot, b.seq"
+)
+
+
+def _note(claim: Claim, other_boot: int, other_seq: int) -> dict[str, int]:
+    loser, winner = ((claim.boot, claim.seq), (other_boot, other_seq))
+    if other_boot > claim.boot:
+        loser, winner = winner, loser
+    return {
+        "boot": loser[0],
+        "seq": loser[1],
+        "winner_boot": winner[0],
+        "winner_seq": winner[1],
+        "noticed_us": claim.received_us,
+    }

@@ -56,7 +56,8 @@ def make_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    for routes in (figures_api.router, fleet_api.router, batches_api.router, pages.api, router, pages.router):
+    # Batches first: routes are tried in order.
+    for routes in (batches_api.router, figures_api.router, fleet_api.router, pages.api, router, pages.router):
         app.include_router(routes)
     app.add_middleware(Guard, metrics=service.metrics)
     service.metrics.put(m.BUILD, (ledger.__version__,), 1)

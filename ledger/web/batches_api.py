@@ -19,9 +19,9 @@ from ledger.errors import StoreError
 from ledger.ingest import Status
 from ledger.refusals import Reason
 from ledger.web.bodies import held, unpacked
-from ledger.web.callers import Sender
+from ledger.web.callers import BEARER, sender
 from ledger.web.problems import Problem, later, responses
-from ledger.web.service import Here, Service
+from ledger.web.service import Service, service_of
 from ledger.wire import answer
 
 router = APIRouter()
@@ -44,6 +44,7 @@ EXAMPLE: Final = {
 
 
 _BATCH_SCHEMA: Final[dict[str, Any]] = {
+    "security": [{BEARER.scheme_name: []}],
     "requestBody": {
         "required": True,
         "description": "One encoded batch of an engine, or samples of an agent (docs/wire.md): canonical JSON, gzip if "
@@ -96,12 +97,14 @@ _BATCH_SCHEMA: Final[dict[str, Any]] = {
         **responses(400, 401, 403, 408, 409, 413, 415, 422, 429, 503),
     },
 )
-async def deliver(request: Request, service: Here, _sender: Sender) -> Response:
+async def deliver(request: Request) -> Response:
     """Take one batch. Send those of a boot in the order of their `seq`, each until it is answered.
 
     Go on to the next after any answer but 401, 408, 413, 429 and 5xx; after these send the same again, not before
     `Retry-After` where there is one. A batch may be delivered any number of times; it counts once.
     """
+    service = service_of(request)
+    await sender(request, service)
     try:
         return await _deliver(request, service)
     except (Problem, StoreError) as turned_away:

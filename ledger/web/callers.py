@@ -14,6 +14,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 
 from ledger.store.tokens import Scope, Token
 from ledger.web.access import COOKIE
@@ -122,12 +123,17 @@ def _admin(reader: Annotated[Reader, Depends(_reader)]) -> Reader:
     return reader
 
 
-async def _sender(request: Request, service: Here, bearer: Bearer) -> Token:
+async def sender(request: Request, service: Service) -> Token:
+    """The token of somebody who may deliver. Problem 401, 403 or 429 where the caller may not, or not now.
+
+    No dependency, since batches come far oftener than anything else and FastAPI takes its time with those.
+    """
     # No cookie here: whatever changes something wants a header that no other site can make a browser send.
-    presented = bearer.credentials if bearer else None
-    token = service.gate.at_once(presented) if presented else None
+    scheme, presented = get_authorization_scheme_param(request.headers.get("authorization"))
+    bearer = presented if scheme.lower() == "bearer" and presented else None
+    token = service.gate.at_once(bearer) if bearer is not None else None
     if token is None:
-        token = await run_in_threadpool(authenticated, request, service, presented, None)
+        token = await run_in_threadpool(authenticated, request, service, bearer, None)
     if not token.may(Scope.INGEST):
         raise Problem(403, "scope", f"this token is for {token.scope.value}; sending wants one for ingest")
     return token
@@ -136,4 +142,3 @@ async def _sender(request: Request, service: Here, bearer: Bearer) -> Token:
 ReaderOf = Annotated[Reader, Depends(_reader)]
 Overseer = Annotated[Reader, Depends(_overseer)]
 Admin = Annotated[Reader, Depends(_admin)]
-Sender = Annotated[Token, Depends(_sender)]

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import anyio.to_thread
-from starlette.datastructures import MutableHeaders
 
 from ledger import metrics as m
 
@@ -38,6 +37,10 @@ HEADERS: Final = {
 
 YEAR_S: Final = 31_536_000
 
+_OURS: Final = {name.encode(): value.encode() for name, value in HEADERS.items()}
+_NOT_KEPT: Final = b"cache-control", b"no-store"
+_HTTPS_ONLY: Final = b"strict-transport-security", f"max-age={YEAR_S}".encode()
+
 
 class Guard:
     """ASGI middleware, the outermost of ours."""
@@ -57,12 +60,12 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
+                given = [(name, value) for name, value in message["headers"] if name.lower() not in _OURS]
+                if b"cache-control" not in {name.lower() for name, _ in given}:
+                    given.append(_NOT_KEPT)
                 if scope["scheme"] == "https":
-                    headers["strict-transport-security"] = f"max-age={YEAR_S}"
+                    given.append(_HTTPS_ONLY)
+                message["headers"] = [*given, *_OURS.items()]
             await send(message)
 
         try:

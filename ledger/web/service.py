@@ -138,11 +138,16 @@ def settle_memory() -> None:
     gc.set_threshold(100_000, 20, 20)
 
 
-async def _service(request: Request) -> Service:
-    # A coroutine function, or FastAPI would ask a thread for it.
+def service_of(request: Request) -> Service:
+    """The service that a request came to."""
     found = request.app.state.service
     assert isinstance(found, Service)
     return found
+
+
+async def _service(request: Request) -> Service:
+    # A coroutine function, or FastAPI would ask a thread for it.
+    return service_of(request)
 
 
 Here = Annotated[Service, Depends(_service)]
