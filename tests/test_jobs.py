@@ -151,6 +151,7 @@ def test_a_hook_that_is_off_is_counted_named_and_said_until_its_engine_starts_ag
     sent = [life.send(life.announce()), life.send(replace(life.period({ALICE: (3, 1)}, opens=True), hook=report))]
     for raw in sent:
         assert empty.client.post("/v1/batches", content=raw, headers=empty.headers("ingest")).status_code == 200
+    assert empty.service.metrics.value(m.HOOK_DROPPED, ("engine-a", "queue_full")) == 2
     scan(empty.service, [])
     assert empty.service.metrics.value(m.HOOK_OFF, ("engine-a",)) == 1
     assert empty.service.metrics.value(m.ENGINES_KNOWN, ("off",)) == 1
