@@ -40,13 +40,13 @@ def engine(db: Database, now_us: int) -> EngineState:
     return found
 
 
-def test_of_two_boots_that_report_at_once_the_one_that_the_books_take_is_shown(db: Database) -> None:
-    first = booted(db, "first", T0)
+def test_of_two_boots_that_report_at_once_the_one_that_the_books_take_is_shown(sqlite_db: Database) -> None:
+    first = booted(sqlite_db, "first", T0)
     for _ in range(2):
-        deliver(db, first, first.period(HELD))
-    second = booted(db, "second", T0 + PERIOD_US)
-    assert deliver(db, second, second.period(HELD)).lost
-    shown = engine(db, second.now_us)
+        deliver(sqlite_db, first, first.period(HELD))
+    second = booted(sqlite_db, "second", T0 + PERIOD_US)
+    assert deliver(sqlite_db, second, second.period(HELD)).lost
+    shown = engine(sqlite_db, second.now_us)
     assert (shown.boot_id, shown.state, shown.last_seq) == ("first", State.OPEN, 4)
 
 
@@ -72,21 +72,21 @@ def test_a_boot_that_was_killed_makes_room_for_the_next_one_at_once(db: Database
     assert (shown.boot_id, shown.state) == ("next", State.STARTING)
 
 
-def test_a_boot_that_fell_silent_beside_one_that_closed_is_not_forgotten(db: Database) -> None:
-    first = booted(db, "first", T0)
-    second = booted(db, "second", T0 + PERIOD_US)
-    deliver(db, first, first.period(HELD))
-    deliver(db, second, second.period(HELD, closes=True))
-    shown = engine(db, second.now_us + fleet.SILENT_US)
+def test_a_boot_that_fell_silent_beside_one_that_closed_is_not_forgotten(sqlite_db: Database) -> None:
+    first = booted(sqlite_db, "first", T0)
+    second = booted(sqlite_db, "second", T0 + PERIOD_US)
+    deliver(sqlite_db, first, first.period(HELD))
+    deliver(sqlite_db, second, second.period(HELD, closes=True))
+    shown = engine(sqlite_db, second.now_us + fleet.SILENT_US)
     assert (shown.boot_id, shown.state) == ("first", State.SILENT)
 
 
-def test_what_its_hook_said_last_stands_beside_an_engine(db: Database) -> None:
-    life = booted(db, "boot", T0)
-    assert engine(db, life.now_us).hook == NO_REPORT
+def test_what_its_hook_said_last_stands_beside_an_engine(sqlite_db: Database) -> None:
+    life = booted(sqlite_db, "boot", T0)
+    assert engine(sqlite_db, life.now_us).hook == NO_REPORT
     report = HookReport(dropped=(("spool_bytes", 3),), faults=(("unknown_request", 2),))
-    deliver(db, life, replace(life.period(HELD), hook=report))
-    shown = engine(db, life.now_us)
+    deliver(sqlite_db, life, replace(life.period(HELD), hook=report))
+    shown = engine(sqlite_db, life.now_us)
     assert (shown.hook, shown.lately, shown.state) == (report, report, State.OPEN)
     assert (shown.dropped, shown.faults) == (3, 2)
 
@@ -103,11 +103,11 @@ def test_drops_and_faults_of_more_than_a_day_ago_are_not_of_now(db: Database) ->
     assert shown.lately == HookReport(dropped=(("refused", 4), ("spool_bytes", 2)))
 
 
-def test_an_engine_whose_hook_has_switched_itself_off_is_off_and_neither_silent_nor_closed(db: Database) -> None:
-    life = booted(db, "boot", T0)
+def test_an_engine_whose_hook_has_switched_itself_off_is_off_and_neither_silent_nor_closed(sqlite_db: Database) -> None:
+    life = booted(sqlite_db, "boot", T0)
     off = HookReport(off="8 faults in a row")
-    deliver(db, life, replace(life.period(HELD, closes=True), hook=off))
+    deliver(sqlite_db, life, replace(life.period(HELD, closes=True), hook=off))
     for later_us in (0, fleet.SILENT_US + 1):
-        assert engine(db, life.now_us + later_us).state is State.OFF
-    booted(db, "next", life.now_us)
-    assert engine(db, life.now_us + PERIOD_US).state is State.OPEN
+        assert engine(sqlite_db, life.now_us + later_us).state is State.OFF
+    booted(sqlite_db, "next", life.now_us)
+    assert engine(sqlite_db, life.now_us + PERIOD_US).state is State.OPEN

@@ -17,6 +17,8 @@ from commandline import MONTH
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from commandline import CommandLine
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -49,14 +51,11 @@ def bound_by_modes() -> None:
     assert ctypes.CDLL(None).prctl(24, 1, 0, 0, 0) == 0  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
 
 
-def test_it_answers_as_the_ledger_did_and_stays_as_it_was(archived: Path, replayed_file: Path) -> None:
+def test_it_answers_as_the_ledger_did_and_stays_as_it_was(archived: Path, replayed: CommandLine) -> None:
     before = archived.read_bytes()
-    for command in (
-        ("usage", "--format", "json"), ("report", "--month", MONTH, "--format", "json"), ("audit",), ("months", "list"),
-        ("sources", "list"), ("tenants", "list"),
-    ):  # fmt: skip
+    for command in (("usage", "--format", "json"), ("report", "--month", MONTH, "--format", "json"), ("audit",)):
         answer = asked(archived, *command)
-        assert (answer.returncode, answer.stdout) == (0, asked(replayed_file, *command).stdout), answer
+        assert (answer.returncode, answer.stdout) == (0, replayed(*command).out), answer
     assert archived.read_bytes() == before
     assert list(archived.parent.iterdir()) == [archived]
 

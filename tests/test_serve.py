@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 def test_a_second_service_on_an_sqlite_ledger_is_told_who_has_it_before_it_touches_anything(
     kvledger: CommandLine,
 ) -> None:
-    state = kvledger.folder / "state"
-    state.mkdir()
-    for arguments, file in (((), kvledger.file), (("--demo",), state / "service.db")):
-        with alone(file) as note:
-            note("http://127.0.0.1:8790")
-            answer = kvledger.child("", "serve", *arguments)
-        assert (answer.returncode, answer.stdout) == (3, "")
-        assert f"process {os.getpid()} at http://127.0.0.1:8790" in answer.stderr
-        assert answer.stderr.count("\n") == 1
-        assert not file.exists()
+    file = kvledger.folder / "state" / "service.db"
+    file.parent.mkdir()
+    with alone(file) as note:
+        note("http://127.0.0.1:8790")
+        answer = kvledger.child("", "serve", "--demo")
+    assert (answer.returncode, answer.stdout) == (3, "")
+    assert f"process {os.getpid()} at http://127.0.0.1:8790" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert not file.exists()
 
 
 def test_whoever_served_before_is_in_nobodys_way_and_another_name_is_the_same_ledger(tmp_path: Path) -> None:
