@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Speed is measured in bench/, never asserted by a test: what is slow here is somebody else's load.
+settings.register_profile("kvledger", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvledger")
 
 pytest_plugins = ["commandline", "databases", "nvml.stub", "serving"]
 
