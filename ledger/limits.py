@@ -154,6 +154,12 @@ HOOK_FAULTS_MAX = 8
 RING_RECORDS = 4_096
 """Steps of one rank that wait to be read, 160 KB; read once a second, so an engine would need 4 000 steps a second."""
 
+SCRIBE_S = 0.1
+"""How often a worker process writes down its steps; as much is lost of them when it is killed."""
+
+RANKS_WAIT_S = 0.2
+"""How long an engine that ends waits for the last steps of its ranks; they write ten times a second."""
+
 RING_SLICES_MAX = 64
 """Slices of a rank's steps (1 024 of them) taken at a time, so that no rank keeps the others waiting."""
 

@@ -16,9 +16,10 @@ from test_phases import parts
 from ledger.hook.vllm import ring
 from ledger.hook.vllm.ring import RingReader, RingWriter, path_of
 from ledger.hook.vllm.timing import Ranks
-from ledger.limits import RING_AGE_S_MAX, RING_RECORDS
+from ledger.limits import RANKS_WAIT_S, RING_AGE_S_MAX, RING_RECORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -302,6 +303,45 @@ def test_what_was_opened_in_time_is_read_although_the_rank_is_gone(tmp_path: Pat
     core.look()
     one.close()
     assert core.drain(engine.meter, SECOND) == 1
+
+
+class Clock:
+    """Microseconds; each look at it lets 10 ms pass."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self.us = SECOND
+        self.then = then
+
+    def __call__(self) -> int:
+        self.us += 10_000
+        self.then()
+        return self.us
+
+
+def test_at_the_end_the_last_steps_are_waited_for(tmp_path: Path) -> None:
+    engine, core, one = Engine(), ranks(tmp_path, 1), writer(tmp_path)
+    one.write(10, 0, "wall")
+
+    def write_the_second() -> None:
+        if clock.us == SECOND + 80_000:
+            one.write(10, 0, "wall")
+
+    clock = Clock(write_the_second)
+    core.drain_last(engine.meter, clock, 2)
+    engine.meter.close(2 * SECOND)
+    assert parts(engine.last)["execute", "dp0pp0tp0", "wall"].count == 2
+    assert clock.us < SECOND + 150_000
+
+
+def test_at_the_end_nobody_waits_for_long(tmp_path: Path) -> None:
+    engine, core, one = Engine(), ranks(tmp_path, 1), writer(tmp_path)
+    one.write(10, 0, "wall")
+    clock = Clock()
+    core.drain_last(engine.meter, clock, 2)
+    assert clock.us < SECOND + RANKS_WAIT_S * 1.5 * SECOND
+    clock = Clock()
+    ranks(tmp_path / "nowhere", 1).drain_last(engine.meter, clock, 2)
+    assert clock.us < SECOND + 50_000, "a rank that never began is not waited for"
 
 
 def test_closing_ends_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ import pytest
 from ledger.hook.vllm import workers
 from ledger.hook.vllm.device_times import EventTimes, SampledTimes, communication_us
 from ledger.hook.vllm.timing import CoreTimes
-from ledger.hook.vllm.workers import WallTimes, communicating, executing, process, sampling
-from ledger.limits import DEVICE_STEPS_PENDING_MAX, HOOK_FAULTS_MAX
+from ledger.hook.vllm.workers import Scribe, WallTimes, communicating, executing, process, sampling
+from ledger.limits import DEVICE_STEPS_PENDING_MAX, HOOK_FAULTS_MAX, RING_RECORDS, SLICE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,34 +21,71 @@ if TYPE_CHECKING:
 # -- the core ------------------------------------------------------------------------------------------
 
 
+class Told:
+    """What a meter is told of parts of steps."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.parts: list[dict[str, int]] = []
+
+    def phases(self, _t_us: int, parts: dict[str, int]) -> None:
+        assert self.lock.locked()
+        self.parts.append(parts)
+
+
+def told_by(core: CoreTimes, rest: Callable[[], None] = lambda: None) -> list[dict[str, int]]:
+    meter: Any = Told()
+    core.drain(meter, 0, rest)
+    return meter.parts
+
+
 def test_a_step_in_the_core_has_its_schedule_its_update_and_the_wait_before_it() -> None:
     core = CoreTimes()
-    core.scheduled(0, 30)
-    assert core.updated(1000, 1050, goes_on=True) == {"schedule": 30, "update": 50}
-    core.scheduled(1060, 1100)
-    assert core.updated(2000, 2010, goes_on=True) == {"schedule": 40, "wait": 10, "update": 10}
+    core.stamp((0, 30, None))
+    core.stamp((1000, 1050, True))
+    core.stamp((1060, 1100, None))
+    core.stamp((2000, 2010, True))
+    assert told_by(core) == [{"schedule": 30, "update": 50}, {"schedule": 40, "wait": 10, "update": 10}]
+    assert told_by(core) == []
 
 
 def test_with_nothing_left_to_run_the_engine_does_not_wait() -> None:
     core = CoreTimes()
-    core.scheduled(0, 30)
-    core.updated(1000, 1050, goes_on=False)
-    core.scheduled(9_000_000, 9_000_040)
-    assert core.updated(9_001_000, 9_001_010, goes_on=True) == {"schedule": 40, "update": 10}
+    core.stamp((0, 30, None))
+    core.stamp((1000, 1050, False))
+    core.stamp((9_000_000, 9_000_040, None))
+    core.stamp((9_001_000, 9_001_010, True))
+    assert told_by(core) == [{"schedule": 30, "update": 50}, {"schedule": 40, "update": 10}]
 
 
 def test_steps_in_flight_are_paired_first_in_first_out_and_do_not_wait() -> None:
     core = CoreTimes()
-    core.scheduled(0, 1)
-    core.scheduled(10, 12)
-    assert core.updated(100, 104, goes_on=True) == {"schedule": 1, "update": 4}
-    core.scheduled(110, 113)
-    assert core.updated(200, 205, goes_on=True) == {"schedule": 2, "update": 5}
-    assert core.updated(300, 306, goes_on=True) == {"schedule": 3, "update": 6}
+    core.stamp((0, 1, None))
+    core.stamp((10, 12, None))
+    core.stamp((100, 104, True))
+    core.stamp((110, 113, None))
+    core.stamp((200, 205, True))
+    core.stamp((300, 306, True))
+    assert told_by(core) == [
+        {"schedule": 1, "update": 4},
+        {"schedule": 2, "update": 5},
+        {"schedule": 3, "update": 6},
+    ]
 
 
 def test_an_update_without_a_step_is_an_update_alone() -> None:
-    assert CoreTimes().updated(0, 7, goes_on=True) == {"update": 7}
+    core = CoreTimes()
+    core.stamp((0, 7, True))
+    assert told_by(core) == [{"update": 7}]
+
+
+def test_who_drains_rests_between_slices_and_steps_that_nobody_drains_are_bounded() -> None:
+    core = CoreTimes()
+    for at in range(2 * RING_RECORDS + 10):
+        core.stamp((at, at + 1, True))
+    rests: list[int] = []
+    assert len(told_by(core, lambda: rests.append(1))) == 2 * RING_RECORDS
+    assert len(rests) == 2 * RING_RECORDS // SLICE_ROWS - 1
 
 
 # -- a rank on the CPU ---------------------------------------------------------------------------------
@@ -105,7 +143,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Classes as vLLM's, wrapped as vLLM's are, with a clock that moves when told and what was told."""
     clock, told = Clock(), []
     compiling = SimpleNamespace(now=False)
-    times = WallTimes(lambda *figures: told.append(figures), sees_all=True, now_ns=clock)
+    times = WallTimes(told.append, sees_all=True, now_ns=clock)
     monkeypatch.setattr(workers, "_times", lambda _: times)
     made = type("Wrapped", (Wrapper,), {
         "execute_model": executing(Wrapper.execute_model), "sample_tokens": sampling(Wrapper.sample_tokens),
@@ -192,7 +230,7 @@ def test_while_a_compiler_looks_on_there_is_nothing_to_see(rig: SimpleNamespace)
 
 def test_where_collectives_are_compiled_in_communication_is_not_known() -> None:
     told: list[Any] = []
-    times = WallTimes(lambda *figures: told.append(figures), sees_all=False, now_ns=lambda: 0)
+    times = WallTimes(told.append, sees_all=False, now_ns=lambda: 0)
     times.began()
     times.entered()
     times.left()
@@ -243,6 +281,59 @@ def test_a_clock_that_fails_changes_no_answer_and_lets_go(rig: SimpleNamespace, 
     assert answers == ["reduced 1"] * 2 * (HOOK_FAULTS_MAX + 2)
     assert rig.times.off
     assert rig.times.faults.total() == HOOK_FAULTS_MAX
+
+
+class Ring:
+    """Takes what a scribe writes."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+        self.closed = False
+        self.broken = False
+
+    def write(self, *figures: object) -> None:
+        if self.broken:
+            raise OSError("gone")
+        self.written.append(figures)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_scribe_writes_what_lies_on_the_pile_and_the_rest_at_its_end() -> None:
+    ring: Any = Ring()
+    scribe = Scribe(ring)
+    scribe.tell((1, 0, "wall"))
+    scribe.tell((2, None, "wall"))
+    assert ring.written == []
+    scribe.write()
+    assert ring.written == [(1, 0, "wall"), (2, None, "wall")]
+    scribe.tell((3, 0, "wall"))
+    scribe.close()
+    assert len(ring.written) == 3
+    assert ring.closed
+
+
+def test_a_scribe_on_its_own_thread_writes_within_a_moment() -> None:
+    ring: Any = Ring()
+    scribe = Scribe(ring)
+    scribe.start()
+    scribe.tell((1, 0, "wall"))
+    until_s = time.monotonic() + 30
+    while not ring.written and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert ring.written == [(1, 0, "wall")]
+    scribe.close()
+
+
+def test_a_scribe_that_cannot_write_lets_go() -> None:
+    ring: Any = Ring()
+    ring.broken = True
+    scribe = Scribe(ring)
+    for _ in range(HOOK_FAULTS_MAX + 1):
+        scribe.tell((1, 0, "wall"))
+        scribe.write()
+    assert scribe.off
 
 
 def test_a_worker_whose_clock_cannot_be_made_works_on_and_is_asked_once(
@@ -311,7 +402,7 @@ class DeviceEvent:
 
 
 def events(device: Device, told: list[Any], *, sees_all: bool = True, apart: int = 1) -> EventTimes:
-    return EventTimes(device, lambda *figures: told.append(figures), sees_all=sees_all, apart=apart)
+    return EventTimes(device, told.append, sees_all=sees_all, apart=apart)
 
 
 def step(device: Device, times: EventTimes, *, compute: int = 100, collective: int = 20) -> None:
@@ -435,7 +526,7 @@ def test_one_step_in_n_is_profiled_and_waits_for_the_device() -> None:
         profiles.append(Profile([kernel("ncclDevKernel_AllReduce", 0, 40)]))
         return profiles[-1]
 
-    times = SampledTimes(profile, lambda: waits.append(1), lambda *figures: told.append(figures), every=3, now_ns=clock)
+    times = SampledTimes(profile, lambda: waits.append(1), told.append, every=3, now_ns=clock)
     for _ in range(6):
         times.began()
         clock.work(100)

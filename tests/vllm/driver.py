@@ -28,10 +28,10 @@ os.environ |= {
     "KVLEDGER_SPOOL": tempfile.mkdtemp(prefix="kvledger-spool-"),
 }
 
+import asynchronous
 import walk
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request
@@ -106,16 +106,6 @@ def _key() -> bytes:
     return os.environ["KVLEDGER_HANDOVER_KEY"].encode()
 
 
-def _asynchronous() -> None:
-    check = type(current_platform).check_and_update_config.__func__
-
-    def checked(cls: Any, config: Any) -> None:
-        check(cls, config)
-        config.scheduler_config.async_scheduling = True
-
-    type(current_platform).check_and_update_config = classmethod(checked)
-
-
 def _planted() -> None:
     """An error to be found: one block of one release is not told."""
     released = Recorder.released
@@ -173,7 +163,7 @@ def main(model: Path, steps: int, seed: int, options: set[str]) -> dict[str, Any
     if "planted" in options:
         _planted()
     if "async" in options:
-        _asynchronous()
+        asynchronous.switch_on()
     more: dict[str, Any] = {}
     if "ngram" in options:
         more["speculative_config"] = {

@@ -135,7 +135,7 @@ class EventTimes(Guarded):
         while self._pending and self._pending[0][0][-1].end.query():
             steps, collectives = self._pending.popleft()
             execute_us = _microseconds(steps)
-            self._tell(execute_us, _microseconds(collectives) if self._sees_all else None, "cuda_events")
+            self._tell((execute_us, _microseconds(collectives) if self._sees_all else None, "cuda_events"))
             for span in (*steps, *collectives):
                 self._spare += (span.begin, span.end)
 
@@ -188,7 +188,7 @@ class SampledTimes(Guarded):
         execute_us = (self._now_ns() - self._from_ns) // 1000
         running, self._running = self._running, None
         running.stop()
-        self._tell(execute_us, communication_us(running.events()), "sampled")
+        self._tell((execute_us, communication_us(running.events()), "sampled"))
 
     def resumed(self) -> None:
         """See :class:`~ledger.hook.vllm.workers.Times`: one profile covers both."""

@@ -111,8 +111,7 @@ class Heartbeat:
     def __call__(self) -> None:
         """Once a second, on the drain thread."""
         meter = self._recorder.meter
-        if self._recorder.ranks is not None:
-            self._recorder.ranks.drain(meter, time.monotonic_ns() // 1000 - BEHIND_US, _rest)
+        self._recorder.drain(time.monotonic_ns() // 1000 - BEHIND_US, _rest)
         mono_us, wall_us = time.monotonic_ns() // 1000, time.time_ns() // 1000
         skew_us = meter.boot.anchor_us + mono_us - wall_us
         with meter.lock:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.core.records import HOOK_OFF, Dimensions, Outcome, PreemptionReason
+from ledger.hook.slices import no_rest
 from ledger.hook.vllm.callers import caller_of
 from ledger.hook.vllm.guard import Guarded, guarded
 from ledger.hook.vllm.pool import BlockWatch, Hits
@@ -72,9 +73,10 @@ class Recorder(Guarded):
         self._model = model
         self._key = handover_key
         self._outbox = outbox
-        self.ranks = ranks
+        self._ranks = ranks
         self._look = ranks.look if ranks is not None else None
         self._core = CoreTimes()
+        self._stamp = self._core.stamp
         self._updating_us = 0
         self._at_us: int | None = None
         """The present instant, within ``schedule``."""
@@ -162,7 +164,7 @@ class Recorder(Guarded):
     def scheduled(self, output: Any) -> None:
         """``Scheduler.schedule`` returned: who took which blocks, and who computes how many tokens."""
         t = self._t()
-        self._core.scheduled(t, self._now_us())
+        self._stamp((t, self._now_us(), None))
         try:
             with self.meter.lock:
                 self._taken(t, output)
@@ -185,16 +187,16 @@ class Recorder(Guarded):
         accepted: Mapping[str, int] = {}
         try:
             accepted = self._accepted(scheduled, output)
+            scheduler = self._scheduler
+            self._stamp((self._updating_us, t, bool(scheduler.running) or scheduler.has_unfinished_requests()))
             if self._look is not None:
                 # With the first step every rank of this machine has begun to write; its file may be gone with it.
                 look, self._look = self._look, None
                 look()
         finally:
             # What was let go has been let go, whatever becomes of the rest.
-            times = self._core.updated(self._updating_us, t, goes_on=self._scheduler.has_unfinished_requests())
             with self.meter.lock:
                 self.meter.stepped(t, accepted)
-                self.meter.phases(t, times)
                 for say in late or ():
                     say(t)
 
@@ -216,12 +218,21 @@ class Recorder(Guarded):
         if self._closed:
             return
         self._closed = True
-        if self.ranks is not None:
-            self.ranks.drain(self.meter, self._now_us())
-        with self.meter.lock:
-            self.meter.close(self._now_us(), reason)
+        try:
+            self._core.drain(self.meter, self._now_us())
+            if self._ranks is not None:
+                self._ranks.drain_last(self.meter, self._now_us, self._core.steps)
+        finally:
+            with self.meter.lock:
+                self.meter.close(self._now_us(), reason)
         if reason == "shutdown" and self._outbox is not None:
             self._outbox.close(CLOSE_S)
+
+    def drain(self, t_us: int, rest: Callable[[], None] = no_rest) -> None:
+        """Tell the meter how long the parts of the steps took that have ended; on any thread."""
+        self._core.drain(self.meter, t_us, rest)
+        if self._ranks is not None:
+            self._ranks.drain(self.meter, t_us, rest)
 
     def _accepted(self, scheduled: Mapping[str, int], output: Any) -> dict[str, int]:
         """Requests that gave other than one token."""

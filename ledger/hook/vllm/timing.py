@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ledger.hook.slices import no_rest
 from ledger.hook.vllm.ring import FOLDER, RingReader, path_of
-from ledger.limits import RING_SLICES_MAX, SLICE_ROWS, STEPS_IN_FLIGHT_MAX
+from ledger.limits import RANKS_WAIT_S, RING_RECORDS, RING_SLICES_MAX, SLICE_ROWS, STEPS_IN_FLIGHT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,27 +26,43 @@ log: Final = logging.getLogger("kvledger.hook")
 
 
 class CoreTimes:
-    """``schedule``, ``update`` and ``wait`` of an engine core, on its own thread."""
-
-    __slots__ = ("_ended_us", "_flight")
+    """``schedule``, ``update`` and ``wait`` of an engine core: its thread piles up stamps, the drain's pairs them."""
 
     def __init__(self) -> None:
+        self._pile: deque[tuple[int, int, bool | None]] = deque(maxlen=2 * RING_RECORDS)
         self._flight: deque[dict[str, int]] = deque(maxlen=STEPS_IN_FLIGHT_MAX)
+        """What is known of each step that has not ended."""
         self._ended_us: int | None = None
         """When the last step ended, if there was more to do."""
+        self.steps = 0
+        """Steps that have ended, as far as they are drained."""
+        self._lock = threading.Lock()
+        self.stamp: Callable[[tuple[int, int, bool | None]], None] = self._pile.append
+        """Takes (began, ended, None) of a ``schedule``, and of an ``update`` whether requests are left to run."""
 
-    def scheduled(self, began_us: int, ended_us: int) -> None:
-        """A step was put together."""
-        times = {"schedule": ended_us - began_us}
-        if not self._flight and self._ended_us is not None:
-            times["wait"] = began_us - self._ended_us
-        self._flight.append(times)
+    def drain(self, meter: Meter, t_us: int, rest: Callable[[], None] = no_rest) -> None:
+        """Tell ``meter`` at ``t_us`` the times of the steps that have ended. ``rest`` is called after every few."""
+        with self._lock:
+            while self._pile:
+                told = [self._pair(*self._pile.popleft()) for _ in range(min(SLICE_ROWS, len(self._pile)))]
+                with meter.lock:
+                    for times in filter(None, told):
+                        meter.phases(t_us, times)
+                if self._pile:
+                    rest()
 
-    def updated(self, began_us: int, ended_us: int, *, goes_on: bool) -> dict[str, int]:
-        """The oldest step's answers were taken in; its times, by phase. ``goes_on``: requests are left to run."""
+    def _pair(self, began_us: int, ended_us: int, goes_on: bool | None) -> dict[str, int] | None:
+        """The times of the step that an update ends."""
+        if goes_on is None:
+            times = {"schedule": ended_us - began_us}
+            if self._ended_us is not None and not self._flight:
+                times["wait"] = began_us - self._ended_us
+            self._flight.append(times)
+            return None
         times = self._flight.popleft() if self._flight else {}
         times["update"] = ended_us - began_us
         self._ended_us = ended_us if goes_on else None
+        self.steps += 1
         return times
 
 
@@ -110,6 +127,19 @@ class Ranks:
         with meter.lock:
             for phases, method in told:
                 meter.phases(t_us, phases, shard=shard, method=method)
+
+    def drain_last(self, meter: Meter, now_us: Callable[[], int], steps: int) -> None:
+        """The same at the end of an engine that has had so many steps.
+
+        For the last of them it waits until the ranks have written them down, at most :data:`RANKS_WAIT_S`.
+        """
+        until_us = now_us() + round(RANKS_WAIT_S * 1_000_000)
+        while True:
+            self.drain(meter, now_us())
+            behind = any(reader.number < steps for reader in self._readers.values())
+            if not behind or now_us() >= until_us:
+                return
+            time.sleep(RANKS_WAIT_S / 20)
 
     def close(self) -> None:
         """Close the files."""

@@ -5,27 +5,32 @@ exceptions; nothing is measured while the model is being compiled or captured; w
 about its device, nothing is told. A collective within another one counts once, with the waiting for the other ranks.
 """
 
+# ruff: noqa: BLE001
+# Whatever goes wrong in here must not reach the engine: each call catches everything, and counts it.
+
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import sys
 import threading
 import time
+from collections import deque
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ledger.hook import settings
 from ledger.hook.vllm.device_times import on_device
 from ledger.hook.vllm.guard import Guarded, guarded
 from ledger.hook.vllm.ring import RingWriter, path_of
+from ledger.limits import RING_RECORDS, SCRIBE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Tell = Callable[[int, int | None, str], None]
-    """Takes ``execute_us``, ``communication_us`` (None: not known) and the method."""
+    Tell = Callable[[tuple[int, int | None, str]], None]
+    """Takes ``execute_us``, ``communication_us`` (None: not known) and the method, as one."""
 
 log: Final = logging.getLogger("kvledger.hook")
 
@@ -88,7 +93,11 @@ class Times(Protocol):
 
 
 class WallTimes(Guarded):
-    """By the clock on the wall: right where the device is the CPU, and its calls come back when they are done."""
+    """By the clock on the wall: right where the device is the CPU, and its calls come back when they are done.
+
+    Made on the thread that runs the steps. Every step goes through here with nothing in the nearest cache, so that a
+    call costs more than what it does: hence few of them, and no decorators.
+    """
 
     def __init__(self, tell: Tell, *, sees_all: bool, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         """``sees_all``: no collective hides in a compiled model."""
@@ -96,61 +105,104 @@ class WallTimes(Guarded):
         self._tell = tell
         self._sees_all = sees_all
         self._now_ns = now_ns
-        self._thread = 0
+        self._thread = threading.get_ident()
         self._open = False
         """Whether a step has begun whose times are not told."""
         self._from_ns = self._execute_ns = 0
         self._depth = self._inside_from_ns = self._inside_ns = 0
 
-    @guarded
     def began(self) -> None:
         """See :class:`Times`."""
-        if self._open:
-            # vLLM asked for no sampling.
-            self._end()
-        self._open = True
-        self._thread = threading.get_ident()
-        self._execute_ns = self._inside_ns = self._depth = 0
-        self._from_ns = self._now_ns()
+        try:
+            if self._open:
+                # vLLM asked for no sampling.
+                self._end()
+            self._open = True
+            self._from_ns = self._now_ns()
+        except Exception:
+            self.fault("began")
 
-    @guarded
     def returned(self, *, done: bool) -> None:
         """See :class:`Times`."""
-        if self._open:
-            self._execute_ns += self._now_ns() - self._from_ns
-            if done:
-                self._end()
+        try:
+            if self._open:
+                self._execute_ns += self._now_ns() - self._from_ns
+                if done:
+                    self._end()
+        except Exception:
+            self.fault("returned")
 
-    @guarded
     def resumed(self) -> None:
         """See :class:`Times`."""
-        self._depth = 0
-        self._from_ns = self._now_ns()
+        try:
+            self._from_ns = self._now_ns()
+        except Exception:
+            self.fault("resumed")
 
-    @guarded
     def failed(self) -> None:
         """See :class:`Times`."""
         self._open = False
+        self._execute_ns = self._inside_ns = self._depth = 0
 
-    @guarded
     def entered(self) -> None:
         """See :class:`Times`."""
-        if self._open and threading.get_ident() == self._thread:
-            self._depth += 1
-            if self._depth == 1:
-                self._inside_from_ns = self._now_ns()
+        try:
+            if threading.get_ident() == self._thread:
+                self._depth += 1
+                if self._depth == 1:
+                    self._inside_from_ns = self._now_ns()
+        except Exception:
+            self.fault("entered")
 
-    @guarded
     def left(self) -> None:
         """See :class:`Times`."""
-        if self._open and threading.get_ident() == self._thread and self._depth:
-            self._depth -= 1
-            if not self._depth:
-                self._inside_ns += self._now_ns() - self._inside_from_ns
+        try:
+            if threading.get_ident() == self._thread:
+                self._depth -= 1
+                if not self._depth:
+                    self._inside_ns += self._now_ns() - self._inside_from_ns
+        except Exception:
+            self.fault("left")
 
     def _end(self) -> None:
+        told = (self._execute_ns // 1000, self._inside_ns // 1000 if self._sees_all else None, "wall")
         self._open = False
-        self._tell(self._execute_ns // 1000, self._inside_ns // 1000 if self._sees_all else None, "wall")
+        self._execute_ns = self._inside_ns = self._depth = 0
+        self._tell(told)
+
+
+class Scribe(Guarded):
+    """Writes down what is told, ten times a second, on a thread of its own: a step only leaves it on a pile."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        super().__init__()
+        self._ring = ring
+        self._pile: deque[tuple[int, int | None, str]] = deque(maxlen=RING_RECORDS)
+        self._ended = threading.Event()
+        self.tell: Tell = self._pile.append
+
+    def start(self) -> None:
+        """Begin; the exit of the process ends it."""
+        # vLLM's workers are children of multiprocessing, which does not call what is registered with atexit.
+        Finalize(None, self.close, exitpriority=0)
+        threading.Thread(target=self._run, name="kvledger-steps", daemon=True).start()
+
+    def _run(self) -> None:
+        while not (self._ended.wait(SCRIBE_S) or self.off):
+            self.write()
+
+    @guarded
+    def write(self) -> None:
+        """Everything that lies on the pile."""
+        while self._pile:
+            self._ring.write(*self._pile.popleft())
+
+    @guarded
+    def close(self) -> None:
+        """Write down the rest, and let the file go."""
+        self._ended.set()
+        self.write()
+        self._ring.close()
 
 
 class Process:
@@ -290,11 +342,12 @@ def _times(wrapper: Any) -> Times | None:
         pp=get_pp_group().rank_in_group,
         tp=get_tp_group().rank_in_group,
     )
-    atexit.register(ring.close)
     _attach_to_arrivals()
+    scribe = Scribe(ring)
+    scribe.start()
     compilation = config.compilation_config
     if current_platform.is_cpu():
         # The CPU's collectives are compiled along with the model; a GPU's are called by it, unless a graph has them.
-        return WallTimes(ring.write, sees_all=compilation.mode.name == "NONE")
+        return WallTimes(scribe.tell, sees_all=compilation.mode.name == "NONE")
     every = settings.load(os.environ).profile_every
-    return on_device(ring.write, sees_all=compilation.cudagraph_mode.name == "NONE", profile_every=every)
+    return on_device(scribe.tell, sees_all=compilation.cudagraph_mode.name == "NONE", profile_every=every)

@@ -1,17 +1,22 @@
 """On the path of a server's processes: each engine core is walked after every step, and says at its end what was found.
 
-``KVLEDGER_WALKED`` names the folder for it: one JSON file for each engine core.
+``KVLEDGER_WALKED`` names the folder for it: one JSON file for each engine core. With ``WALKED_ASYNC`` steps are
+scheduled asynchronously; after ``WALKED_CLOCK_FAILS`` looks at it the clock of each worker process fails.
 """
 
+import itertools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import asynchronous
 import walk
 
+from ledger.hook.vllm import scheduler, workers
 from ledger.hook.vllm.recorder import Recorder
 from ledger.outbox.drain import Outbox
 
@@ -24,6 +29,19 @@ emit, closed = Outbox.emit, Recorder.closed
 def taken(self, batch):
     batches.append(batch)
     emit(self, batch)
+
+
+def parts():
+    """Count and sum of the times of steps, by phase, shard and method."""
+    found = {}
+    for batch in batches:
+        for one in batch.histograms:
+            if one.name == "step_latency_us":
+                labels = dict(one.labels)
+                key = " ".join(filter(None, (labels["phase"], labels.get("shard"), labels.get("method"))))
+                count, total = found.get(key, (0, 0))
+                found[key] = (count + one.count, total + one.total)
+    return found
 
 
 def written(self, reason):
@@ -41,6 +59,7 @@ def written(self, reason):
                 "requests": len(records),
                 "prompt": sum(record.prompt_tokens for record in records),
                 "output": sum(record.tokens.output for record in records),
+                "parts": parts(),
                 "tenants": sorted({record.dims.tenant for record in records}),
             }
         )
@@ -48,3 +67,23 @@ def written(self, reason):
 
 
 Outbox.emit, Recorder.closed = taken, written
+
+attach, make = scheduler.attach, workers.WallTimes.__init__
+looks = itertools.count()
+
+
+def attach_and_switch():
+    attach()
+    asynchronous.switch_on()
+
+
+def failing_clock():
+    if next(looks) >= int(os.environ["WALKED_CLOCK_FAILS"]):
+        raise RuntimeError("planted: no clock")
+    return time.perf_counter_ns()
+
+
+if "WALKED_ASYNC" in os.environ:
+    scheduler.attach = attach_and_switch
+if "WALKED_CLOCK_FAILS" in os.environ:
+    workers.WallTimes.__init__ = lambda self, tell, **more: make(self, tell, now_ns=failing_clock, **more)
