@@ -193,6 +193,15 @@ def test_the_hand_over_key_is_made_once_and_left_for_the_engines_children() -> N
     assert hook.load_or_off({}).handover_key != parent.handover_key
 
 
+def test_switched_off_by_hand_nothing_is_said_and_nothing_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"KVLEDGER_ENABLED": "no", "KVLEDGER_URL": "no address", "KVLEDGER_TOKKEN": "x"}
+    found = hook.load_or_off(environ)
+    assert not found.enabled
+    assert found.off_because == ""
+    assert caplog.records == []
+    assert "KVLEDGER_HANDOVER_KEY" not in environ
+
+
 def test_a_variable_that_looks_like_one_of_ours_is_told(caplog: pytest.LogCaptureFixture) -> None:
     environ = {"KVLEDGER_TOKENS": "x", "KVLEDGER_PORT_80_TCP": "y", "KVLEDGER_DATABASE": "sqlite:///x", "OTHER": "z"}
     assert hook.misspelt(environ) == ["KVLEDGER_TOKENS is no setting of the hook; did you mean KVLEDGER_TOKEN?"]

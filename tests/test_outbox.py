@@ -378,6 +378,7 @@ def test_after_faults_in_a_row_it_switches_itself_off_and_the_engine_hears_nothi
     # What says that it is off had nowhere to go, either.
     assert lost(outbox) == {Loss.FAULT: limits.OUTBOX_FAULTS_MAX, Loss.OFF: 1, Loss.CLOSED: 1}
     assert "switches itself off after 8 faults" in caplog.text
+    assert caplog.text.count("a fault of kvledger's own") == 1, "once for its place"
 
 
 def test_what_was_dropped_is_told_with_the_batches_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ is never said. In an engine nothing of this raises: :func:`load_or_off` gives se
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import logging
@@ -365,6 +366,10 @@ def load_or_off(environ: MutableMapping[str, str] | None = None) -> HookSettings
     which the engine starts from here on have the same. Switched off, no caller is believed anything.
     """
     environ = os.environ if environ is None else environ
+    with contextlib.suppress(UsageError):  # which is told below
+        if not read(environ, ENABLED):
+            # Whoever does not want the hook wants no word of it either.
+            return HookSettings(enabled=False, handover_key=secrets.token_bytes(16))
     if not environ.get(HANDOVER_KEY.name, "").strip():
         environ[HANDOVER_KEY.name] = secrets.token_hex(16)
     # Every process of an engine comes here; the first one speaks for those that it starts.

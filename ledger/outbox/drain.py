@@ -169,6 +169,8 @@ class Outbox:
         self._heartbeat: Callable[[], None] | None = None
         self._chain: dict[tuple[str, str, str], bytes] = {}
         self._faults_in_a_row = 0
+        self._places: set[str] = set()
+        """Where faults came from that were told."""
         self._lost_before = 0
         self._off = ""
         self._bade_farewell: set[tuple[str, str, str]] = set()
@@ -354,11 +356,13 @@ class Outbox:
         if self._off:
             return
         self._faults_in_a_row += 1
-        log.exception("a fault of kvledger's own, kept away from the engine")
+        place = _place_of(sys.exception())
+        if place not in self._places and len(self._places) < limits.HOOK_REASONS_MAX:
+            # Once for each place; how many there are is told by the tally.
+            self._places.add(place)
+            log.exception("a fault of kvledger's own, kept away from the engine")
         if self._faults_in_a_row >= limits.OUTBOX_FAULTS_MAX:
-            self._off = (
-                f"the outbox met {self._faults_in_a_row} faults in a row, the last: {_place_of(sys.exception())}"
-            )
+            self._off = f"the outbox met {self._faults_in_a_row} faults in a row, the last: {place}"
             log.error("the outbox switches itself off after %d faults in a row", self._faults_in_a_row)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
