@@ -27,6 +27,9 @@ TRACES = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[3] / "sha
 WORDS = 250
 """Token ids of prompts are below this, and above the special ones."""
 
+CUT_OFF = 599
+"""In place of a status, where the connection broke or an answer ended with an error."""
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -171,6 +174,8 @@ async def _sent(client: openai.AsyncOpenAI, ask: Ask) -> Answer:
         answer.status = error.status_code
     except openai.APITimeoutError:
         answer.hung_up = True
+    except openai.APIError:
+        answer.status = CUT_OFF
     return answer
 
 

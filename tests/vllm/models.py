@@ -2,18 +2,17 @@
 
 Invariant: the same call writes the same bytes, and vLLM fills dummy weights from its seed, so the same greedy request
 gives the same tokens on any server of the same options.
-
-    python tests/vllm/models.py FOLDER    # writes the tiny Llama
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VOCABULARY = 512
 
@@ -106,7 +105,3 @@ def _tokenizer() -> Tokenizer:
     )
     made.train_from_iterator(_CORPUS, trainer)
     return made
-
-
-if __name__ == "__main__":
-    print(llama(Path(sys.argv[1])))

@@ -183,11 +183,3 @@ def test_two_api_servers_and_two_engines_share_the_signature(llama: Path, tmp_pa
         arrivals = found.since(0)
         assert callers(arrivals) == {("acme", f"s-{number}") for number in range(24)}
         assert {arrived["rank"] for arrived in arrivals} == {0, 1}
-
-
-def test_switched_off_the_hook_leaves_everything_as_it_was(llama: Path, tmp_path: Path) -> None:
-    with spied(llama, tmp_path, KVLEDGER_ENABLED="0") as found:
-        complete(found.client(as_who("acme", "s-1")))
-        (arrived,) = found.since(0)
-        assert callers([arrived]) == {("unattributed", "-")}
-        assert arrived["session_id"] == "s-1"
