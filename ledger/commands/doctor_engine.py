@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ledger import limits
+from ledger.commands import doctor_vllm
 from ledger.commands.checks import Check, Verdict, ago, judged, report
 from ledger.errors import LedgerError, UsageError
 from ledger.hook import settings as hook
@@ -69,7 +70,11 @@ def _checks(environ: Mapping[str, str]) -> Iterator[Check]:
         "settings", settings.enabled, "the hook's can be used", "KVLEDGER_ENABLED switches the hook off",
         "set it to true, and restart the engine", otherwise=Verdict.WARN,
     )  # fmt: skip
+    yield doctor_vllm.vllm(environ)
+    yield doctor_vllm.identity(settings.trust)
     yield from _spool(settings.spool)
+    if settings.spool is not None and settings.enabled:
+        yield doctor_vllm.attached(settings.spool, time.time_ns() // 1000)
     if not settings.urls:
         todo = "set KVLEDGER_URL, or carry the spool to the ledger and book it: `kvledger ingest DIR`"
         yield Check(what="service", verdict=Verdict.WARN, found="no address: the spool is only filled", todo=todo)

@@ -364,6 +364,19 @@ def _lock(directory: Path) -> int | None:
     return None
 
 
+def is_owned(directory: Path) -> bool:
+    """Whether a living process writes into this owner's directory. Raises ``OSError`` where that cannot be seen."""
+    fd = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Shared, and for an instant: at worst somebody who would adopt the directory comes back for it in a minute.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def _leave(directory: Path, fd: int) -> None:
     """Give up the lock, and the directory where nothing is left in it."""
     try:
