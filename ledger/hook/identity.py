@@ -4,7 +4,7 @@ Invariants: no header of a caller decides who pays unless the caller's address m
 its tenant; whatever is not taken is counted under one reason and falls back (``unattributed``, session ``-``), never
 refused: this middleware bills, it does not guard the door. The rules and the headers are docs/hook-settings.md.
 
-It is plain ASGI and the standard library. For vLLM: ``--middleware ledger.hook.identity.IdentityMiddleware``.
+It is plain ASGI and the standard library. On vLLM :mod:`ledger.hook.vllm.callers` puts these rules in by itself.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Models made on the spot: a configuration, a tokenizer, no weights (``--load-format dummy``) and no network.
 
+    python tests/vllm/models.py FOLDER    # the Llama
+
 Invariant: the same call writes the same bytes, and vLLM fills dummy weights from its seed, so the same greedy request
 gives the same tokens on any server of the same options.
 """
@@ -7,12 +9,11 @@ gives the same tokens on any server of the same options.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import sys
+from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCABULARY = 512
 
@@ -105,3 +106,7 @@ def _tokenizer() -> Tokenizer:
     )
     made.train_from_iterator(_CORPUS, trainer)
     return made
+
+
+if __name__ == "__main__":
+    print(llama(Path(sys.argv[1])))
