@@ -15,6 +15,7 @@ from ledger.errors import UsageError
 from ledger.ingest import Outcome, Status, accept, accept_several, retry
 from ledger.refusals import Note, Reason
 from ledger.store import fact_audit, fact_reads, quarantine, tables
+from ledger.store.lost import lost_requests
 
 if TYPE_CHECKING:
     from ledger.store.database import Connection, Database
@@ -259,7 +260,7 @@ def test_a_request_without_an_answer_is_lost_once_its_boot_has_ended(db: Databas
 
     def names(now_us: int, engine: str | None = None) -> list[str]:
         with db.read() as connection:
-            return [found.admission.request for found in fact_reads.lost_requests(connection, now_us, engine)]
+            return [found.admission.request for found in lost_requests(connection, now_us, engine)]
 
     assert names(heard + limits.SILENCE_US_MAX - 1) == []
     assert names(heard + limits.SILENCE_US_MAX) == ["r2"]
@@ -281,7 +282,7 @@ def test_requests_that_a_boot_handed_over_with_its_clock_are_not_lost(db: Databa
     taken_over = second.period({}, opens=True, standing=True, admits=["r1"])
     assert accept(db, second.send(taken_over), NOW).status is Status.ACCEPTED
     with db.read() as connection:
-        lost = fact_reads.lost_requests(connection, second.now_us)
+        lost = lost_requests(connection, second.now_us)
     assert [(found.boot_id, found.admission.request) for found in lost] == [("boot-1", "r2")]
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_meter import ALICE, BOB, NOON, SECOND, SOURCE, Engine
 
+from ledger import wire
 from ledger.core.records import NO_REPORT, PERIOD_US, Boot, Dimensions, Group, HookReport, Outcome
 from ledger.hook.meter import Meter
 
@@ -212,3 +213,18 @@ def test_a_hook_that_gives_up_without_a_word_is_off_all_the_same():
     engine = held(Engine())
     engine.meter.close(SECOND, "off")
     assert engine.last.hook.off == "it does not say why"
+
+
+@pytest.mark.parametrize("name", ["r" * 5000, "a\nb\x1b[31m", "\ud800", ""])
+def test_a_name_that_may_not_travel_is_shortened_and_stays_different_from_others(name):
+    batches = []
+    boot = Boot(boot_id="b", anchor_us=1_800_000_000_000_000, started_us=1_800_000_000_000_000)
+    meter = Meter(SOURCE, boot, batches.append)
+    meter.open(0, "gpu", blocks=4, groups=[Group(block_size=16)])
+    for one in (name, name + "'"):
+        meter.request(0, one, Dimensions(tenant="a"), prompt_tokens=1, parent=name or None)
+        meter.finish(1, one, Outcome.ABORTED)
+    meter.close(2)
+    read = [wire.decode(wire.encode(batch, b"")) for batch in batches]
+    assert all(isinstance(one, wire.Decoded) for one in read), read
+    assert len({record.request for batch in batches for record in batch.requests}) == 2

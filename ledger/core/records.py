@@ -13,6 +13,7 @@ made: a :class:`Dimensions` is what the rest of the project calls a *session*.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -343,6 +344,18 @@ def one_line(text: str) -> str:
     """``text`` as it may travel: without control characters, shortened to what an identifier may have."""
     plain = "".join(c if c.isprintable() else " " for c in text[: 2 * TEXT_CHARS_MAX])
     return " ".join(plain.split())[:TEXT_CHARS_MAX]
+
+
+def travelling(name: str) -> str:
+    """``name`` itself, if it may travel; else its beginning made plain and a digest of all of it.
+
+    Clients choose some names (of requests, say), and one that no receiver takes would cost a whole batch. Different
+    names stay different.
+    """
+    if 0 < len(name) <= TEXT_CHARS_MAX and name.isprintable():
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{one_line(name)[: TEXT_CHARS_MAX - 33]}~{digest[:32]}"
 
 
 NO_REPORT = HookReport()

@@ -39,6 +39,7 @@ from ledger.core.records import (
     Source,
     StandingCount,
     Tokens,
+    travelling,
 )
 from ledger.core.sharing import SHIFT, final
 from ledger.hook.histograms import Log, Tally
@@ -249,11 +250,11 @@ class Settler:
             closes=tuple(cut.closes),
             admissions=tuple(
                 Admission(
-                    request=request.id,
+                    request=travelling(request.id),
                     dims=request.dims,
                     prompt_tokens=request.prompt,
                     arrived_us=anchor + request.arrived_t,
-                    parent=request.parent,
+                    parent=travelling(request.parent) if request.parent is not None else None,
                 )
                 for request in cut.admissions
             ),
@@ -428,8 +429,8 @@ def _record(request: Request, anchor: int, lead: str) -> RequestRecord:
     request.tables = []
     settled = request.sums
     return RequestRecord(
-        request=request.id,
-        parent=request.parent,
+        request=travelling(request.id),
+        parent=travelling(request.parent) if request.parent is not None else None,
         dims=request.dims,
         pool=lead,
         outcome=request.outcome,

@@ -16,7 +16,7 @@ from ledger.core.money import apportion, round_half_up
 from ledger.core.records import Outcome
 from ledger.core.settlement import Kind
 from ledger.reports.usage_rows import TOKENS, Figures, UsageRow
-from ledger.store import book_reads, books, fact_reads, inputs, terms
+from ledger.store import book_reads, books, inputs, lost, terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ledger.store.book_reads import RequestRow
     from ledger.store.books import Settlement
     from ledger.store.database import Connection
-    from ledger.store.fact_reads import LostRequest
+    from ledger.store.lost import LostRequest
 
 WHOLE = ("unfilled_slot_us", *TOKENS)
 """Figures that a record has for the request as a whole only."""
@@ -94,9 +94,8 @@ def request_rows(
                 **figures,
             )
         )
-    unanswered = fact_reads.lost_requests(snapshot, now_us)
-    lost = [_lost(each) for each in unanswered if span[0] <= each.admission.arrived_us < span[1]]
-    return [*found, *lost, *_residuals(left)]
+    unanswered = [_lost(each) for each in lost.lost_requests(snapshot, now_us, span=span)]
+    return [*found, *unanswered, *_residuals(left)]
 
 
 def _lost(request: LostRequest) -> UsageRow:

@@ -1,20 +1,17 @@
-"""Facts read back: batches exactly as they came, and the requests that were lost.
-
-Nothing here is stored: what is lost follows from the facts, so a late batch changes the answer.
-"""
+"""Facts read back: boots, and their batches exactly as they came."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import and_, exists, func, select, true
+from sqlalchemy import and_, func, select
 
 from ledger import limits
-from ledger.core.records import Admission, Batch, Boot, Dimensions, Origin, Source
+from ledger.core.records import Batch, Boot, Dimensions, Origin, Source
 from ledger.errors import StoreError
 from ledger.store import tables
-from ledger.store.fact_rows import admission_of, batch_of, hook_of
+from ledger.store.fact_rows import batch_of, hook_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,16 +54,6 @@ class StoredBatch:
     prev: bytes
     kept_digest: bytes
     received_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostRequest:
-    """An admission that its boot left unanswered. ``heard_us`` is the end of the boot's last batch."""
-
-    engine: str
-    boot_id: str
-    admission: Admission
-    heard_us: int
 
 
 def boots_of(
@@ -156,48 +143,6 @@ def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Di
                 priority=row.priority,
             )
     return found
-
-
-def lost_requests(connection: Connection, now_us: int, engine: str | None = None) -> tuple[LostRequest, ...]:
-    """Admissions that no record answers, of boots that have ended: by a newer boot, or by 15 minutes of silence.
-
-    A record that arrives late answers its admission, and the request is not lost any more. A boot that ended because
-    its clock was set anew (a close with reason ``clock``) handed its requests over: the next one admits them again.
-    """
-    boots = boots_of(connection, engine)
-    newest = {boot.engine: boot.number for boot in boots}
-    ended = [
-        boot
-        for boot in boots
-        if boot.number != newest[boot.engine] or now_us - boot.last_end_us >= limits.SILENCE_US_MAX
-    ]
-    asked, answered, again = tables.admissions.c, tables.request_records.c, tables.admissions.alias("again")
-    closes = tables.pool_closes.c
-    reset = set(connection.execute(select(closes.boot).where(closes.reason == "clock")).scalars())
-    found = []
-    for boot in ended:
-        heirs = [other.number for other in boots if other.engine == boot.engine and other.number > boot.number]
-        handed_over = exists().where(again.c.boot.in_(heirs), again.c.request == asked.request)
-        rows = connection.execute(
-            select(asked.request, asked.parent, asked.dims, asked.prompt_tokens, asked.arrived_us)
-            .where(
-                asked.boot == boot.number,
-                ~exists().where(answered.boot == asked.boot, answered.request == asked.request),
-                ~handed_over if boot.number in reset else true(),
-            )
-            .order_by(asked.seq, asked.pos)
-        ).all()
-        dims = dimensions_by_id(connection, (row[2] for row in rows))
-        found += [
-            LostRequest(
-                engine=boot.engine,
-                boot_id=boot.boot.boot_id,
-                admission=admission_of(row, dims),
-                heard_us=boot.last_end_us,
-            )
-            for row in rows
-        ]
-    return tuple(found)
 
 
 def stop_at(seq: int, why: str) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.core.records import HOOK_OFF, Dimensions, Outcome, PreemptionReason
+from ledger.core.records import HOOK_OFF, Dimensions, Outcome, PreemptionReason, travelling
 from ledger.hook.slices import no_rest
 from ledger.hook.vllm.callers import caller_of
 from ledger.hook.vllm.guard import Guarded, guarded
 from ledger.hook.vllm.pool import BlockWatch, Hits
 from ledger.hook.vllm.timing import CoreTimes
+from ledger.limits import PRIORITY_ABS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,9 +115,10 @@ class Recorder(Guarded):
             tenant=caller.tenant,
             session=caller.session,
             model=self._model,
-            adapter=request.lora_request.lora_name if request.lora_request else "",
+            adapter=travelling(request.lora_request.lora_name) if request.lora_request else "",
             scenario=caller.scenario,
-            priority=caller.priority or request.priority,
+            # A body may ask for any integer, and one that no receiver takes would cost a whole batch.
+            priority=max(-PRIORITY_ABS_MAX, min(caller.priority, PRIORITY_ABS_MAX)),
         )
         t = self._t()
         waited_us = max(0, self._wall_us() - int(request.arrival_time * 1e6))
