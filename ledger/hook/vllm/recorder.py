@@ -242,9 +242,10 @@ class Recorder(Guarded):
         if not sampled:
             # Nothing was sampled: a step without tokens, or a pooling model's.
             return dict.fromkeys(scheduled, 0)
-        accepted = {
-            name: len(sampled[place]) for name, place in output.req_id_to_index.items() if len(sampled[place]) != 1
-        }
+        counts = list(map(len, sampled))
+        accepted: dict[str, int] = {}
+        if counts.count(1) != len(counts):
+            accepted = {name: counts[place] for name, place in output.req_id_to_index.items() if counts[place] != 1}
         if self._stale:
             for name, request in list(self._stale.items()):
                 if name in scheduled:
@@ -273,9 +274,9 @@ class Recorder(Guarded):
         resumed: list[str] = []
         names: list[str] = []
         blocks: list[int] = []
-        for name, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if new is None:
-                continue
+        # Most have none, and their names need no touching.
+        for place, new in [(place, new) for place, new in enumerate(cached.new_block_ids) if new is not None]:
+            name = cached.req_ids[place]
             if name in cached.resumed_req_ids:
                 resumed.append(name)
             elif self._single and len(new[0]) == 1:
