@@ -135,7 +135,7 @@ def test_an_injected_deadlock_is_tried_again_and_loses_nothing(postgres_url: str
         counts = connection.exec_driver_sql('SELECT "count" FROM ingest_counts').scalars().all()
     db.close()
     assert counts == [2, 2]
-    assert len(attempts) == 3
+    assert len(attempts) > 2  # once each, and whoever was killed again; it may meet the other one twice
 
 
 def test_a_lock_that_never_goes_away_is_an_error_that_says_so(sqlite_url: str, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_meter import ALICE, BOB, NOON, SECOND, SOURCE, Engine
 
 from ledger import wire
-from ledger.core.records import NO_REPORT, PERIOD_US, Boot, Dimensions, Group, HookReport, Outcome
+from ledger.core.records import NO_REPORT, PERIOD_US, Boot, Dimensions, Group, HookReport, Outcome, PreemptionReason
 from ledger.hook.meter import Meter
 
 
@@ -228,3 +228,28 @@ def test_a_name_that_may_not_travel_is_shortened_and_stays_different_from_others
     read = [wire.decode(wire.encode(batch, b"")) for batch in batches]
     assert all(isinstance(one, wire.Decoded) for one in read), read
     assert len({record.request for batch in batches for record in batch.requests}) == 2
+
+
+def test_output_that_a_preemption_drops_is_not_waited_for():
+    """As after a reset of the cache: the request is scheduled again before the step that it was in has ended."""
+    engine = Engine()
+    engine.start("a", ALICE, prompt=16, new=[1, 2])
+    meter = engine.meter
+    meter.scheduled(SECOND, {"a": 16}, 16)
+    meter.stepped(2 * SECOND)  # the first token
+    meter.scheduled(2 * SECOND, {"a": 1}, 1)
+    meter.preempt(3 * SECOND, "a", PreemptionReason.RESET, drops_output=True)
+    engine.pool.release(3 * SECOND, "a", [1, 2], freed=[1, 2])
+    engine.pool.acquire(3 * SECOND, "a", 0, new=[3, 4])
+    meter.scheduled(3 * SECOND, {"a": 17}, 17)
+    meter.stepped(4 * SECOND, {"a": 0})
+    for second in range(4, 8):
+        meter.scheduled(second * SECOND, {"a": 1}, 1)
+        meter.stepped(second * SECOND + 1)
+    meter.stepped(9 * SECOND)
+    meter.finish(9 * SECOND, "a", Outcome.FINISHED)
+    engine.pool.release(9 * SECOND, "a", [3, 4], freed=[3, 4])
+    meter.close(10 * SECOND)
+    (record,) = [record for batch in engine.batches for record in batch.requests]
+    assert (record.tokens.output, record.tokens.computed, record.tokens.recomputed) == (6, 16, 17)
+    assert not meter.faults

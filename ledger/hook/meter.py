@@ -217,8 +217,18 @@ class Meter:
         except Exception:
             boot.broken()
 
-    def preempt(self, t_us: int, request: str, reason: PreemptionReason = PreemptionReason.KV_FULL) -> None:
-        """A running request goes back to waiting; its blocks are released by :meth:`PoolMeter.release`."""
+    def preempt(
+        self,
+        t_us: int,
+        request: str,
+        reason: PreemptionReason = PreemptionReason.KV_FULL,
+        *,
+        drops_output: bool = False,
+    ) -> None:
+        """A running request goes back to waiting; its blocks are released by :meth:`PoolMeter.release`.
+
+        With ``drops_output`` what the steps in flight give it will be thrown away: it goes on from what it has.
+        """
         boot = self._boot
         try:
             t = boot.event(t_us)
@@ -229,6 +239,8 @@ class Meter:
             if found.steady:
                 boot.steps.rouse(t, found)
             boot.steps.counts(found)[_REASONS[reason]] += 1
+            if drops_output:
+                boot.steps.drop(found)
             for table in found.tables:
                 table.pool.detach(t, table)
             found.frontier = found.loose = 0

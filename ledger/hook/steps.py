@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ledger.core.holders import Holder, Ticks
 from ledger.core.sharing import SHIFT
 from ledger.hook.histograms import Log
-from ledger.hook.requests import COUNTS, Request, accept, compute
+from ledger.hook.requests import COUNTS, REJECTED, Request, accept, compute
 from ledger.limits import PERIOD_STEPS_MAX, STEPS_IN_FLIGHT_MAX
 
 if TYPE_CHECKING:
@@ -148,6 +148,18 @@ class Steps:
             self.partial[request.id] = request
         self.touched[request] = None
         self.log.changes.append((since, request, -1))
+
+    def drop(self, request: Request) -> None:
+        """The steps in flight give the request nothing: it is known from here on what else their ends would tell."""
+        for step in self.flight:
+            entry = step.entries.get(request)
+            if entry is not None and entry.ends and entry.generation == request.generation:
+                request.known -= entry.drafted + 1
+                if entry.drafted:
+                    self.counts(request)[REJECTED] += entry.drafted
+                    request.high -= entry.drafted
+                entry.ends = False
+                entry.drafted = 0
 
     # -- scheduling ----------------------------------------------------------------------------------
 

@@ -83,8 +83,8 @@ class Recorder(Guarded):
         """The present instant, within ``schedule``."""
         self._late: list[Callable[[int], None]] | None = None
         """What is told after the end of the step, within ``update_from_output``."""
-        self._stale: dict[str, Any] = {}
-        """Preempted requests whose output in flight vLLM drops."""
+        self._stale: dict[str, int] = {}
+        """Preempted requests whose output in flight vLLM drops: how many tokens of it are still to come."""
         self._pinned: dict[int, str] = {}
         """Blocks that their last holder let go and the engine (a KV connector) still refers to: who stays charged."""
         self._pins = scheduler.connector is not None
@@ -142,10 +142,10 @@ class Recorder(Guarded):
             # vLLM chose it over an earlier or later one because it counts for less.
             reason = PreemptionReason.PRIORITY
         if drops_output and request.num_in_flight_tokens:
-            self._stale[request.request_id] = request
+            self._stale[request.request_id] = request.num_in_flight_tokens
         with self.meter.lock:
             self._catch_up(request.request_id)
-            self.meter.preempt(self._t(), request.request_id, reason)
+            self.meter.preempt(self._t(), request.request_id, reason, drops_output=drops_output)
 
     @guarded
     def ended(self, request: Any) -> None:
@@ -246,12 +246,11 @@ class Recorder(Guarded):
         accepted: dict[str, int] = {}
         if counts.count(1) != len(counts):
             accepted = {name: counts[place] for name, place in output.req_id_to_index.items() if counts[place] != 1}
-        if self._stale:
-            for name, request in list(self._stale.items()):
-                if name in scheduled:
-                    accepted[name] = 0
-                if not request.num_stale_output_tokens:
-                    del self._stale[name]
+        for name in [name for name in self._stale if name in scheduled]:
+            accepted[name] = 0
+            self._stale[name] -= scheduled[name]
+            if self._stale[name] <= 0:
+                del self._stale[name]
         return accepted
 
     # -- blocks ----------------------------------------------------------------------------------------
