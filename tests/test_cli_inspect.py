@@ -92,3 +92,14 @@ def test_a_text_of_another_kind_than_was_said_has_nothing(kvledger: CommandLine,
 def test_every_recorded_text_can_be_inspected(kvledger: CommandLine, traces_dir: Path) -> None:
     for path in (traces_dir / "metrics").iterdir():
         assert kvledger("inspect", str(path)).code == 0, path
+
+
+def test_a_text_cannot_speak_to_the_terminal_nor_flood_it(kvledger: CommandLine, plain: Path) -> None:
+    evil = "\x1b[31mred\x1b]0;pwn\x07" + "m" * 5000
+    (plain / "evil.prom").write_text(
+        f'vllm:num_requests_running{{engine="0",model_name="{evil}"}} 3\n{evil} is a broken line\n'
+    )
+    answer = kvledger("inspect", "evil.prom")
+    assert "\x1b" not in answer.out
+    assert "\x07" not in answer.out
+    assert "m" * 600 not in "".join(answer.out.split())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ledger.collectors.fetch import Unfetched, fetch, place_of
 from ledger.collectors.inspection import inspect
+from ledger.commands.inspecting import named
 from ledger.commands.opening import now_us, opened
 from ledger.reports.render import Column, Shape, Sheet, show
 from ledger.store import prices, scrapes
@@ -52,7 +53,7 @@ def _seen(place: Place, kind: str) -> str:
         return f"it does not answer now ({error}); it is asked again and again"
     if not found.kind:
         return f"it answers with {found.families} families, and none is known; `kvledger inspect {place}` lists them"
-    of = f" of {', '.join(found.models)}" if found.models else ""
+    of = f" of {named(found.models)}" if found.models else ""
     print(f"{found.title}: {len(found.found) or len(found.gpus)} {'figures' if found.found else 'GPUs'}{of}")
     return ""
 

@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         more=(
             "The address is asked once, to say what is there; it is kept whether it answers or not. Where it lies is\n"
             "your choice, private addresses included; redirects are not followed. The running service takes it up\n"
-            "within a minute. Money follows the engine's assets (`kvledger assets assign`). An exporter of GPUs\n"
+            "within 10 seconds. Money follows the engine's assets (`kvledger assets assign`). An exporter of GPUs\n"
             "(dcgm) is no engine: give it a name of its own."
         ),
     )

@@ -15,11 +15,13 @@ from ledger.collectors.fetch import Unfetched, fetch, place_of
 from ledger.collectors.inspection import Inspection
 from ledger.collectors.inspection import inspect as taken_apart
 from ledger.collectors.readings import ABOUT
+from ledger.core.records import one_line
 from ledger.errors import LedgerError, UsageError
 from ledger.reports.render import Column, Shape, Sheet, console, counted, json_text, show
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
     from rich.console import Console
 
@@ -27,6 +29,9 @@ FOUND, NOTHING = 0, 1
 
 NAMED_MAX = 12
 """Names of a list that a person is shown; JSON has all."""
+
+MODEL_CHARS_MAX = 80
+"""Of a model's name that a person is shown: it comes from somebody's text."""
 
 
 def inspect(args: Namespace) -> int:
@@ -81,11 +86,18 @@ def _as_value(seen: Inspection) -> dict[str, object]:
     }
 
 
+def named(models: Sequence[str]) -> str:
+    """The models that somebody's text names, as they may be shown: few, short, and nothing that a terminal obeys."""
+    plain = [one_line(model) for model in models[:NAMED_MAX]]
+    shown = [name if len(name) <= MODEL_CHARS_MAX else f"{name[:MODEL_CHARS_MAX]}…" for name in plain]
+    return ", ".join(shown) + (f" and {len(models) - NAMED_MAX} more" if len(models) > NAMED_MAX else "")
+
+
 def _show(seen: Inspection, out: TextIO) -> None:
     screen = console(out)
     screen.print(Text(seen.title or "Nothing in it is known", style="bold"))
     sizes = f"{counted(seen.lines, 'line')}, {counted(seen.series, 'series', 'series')} in "
-    models = f"; {', '.join(seen.models)}" if seen.models else ""
+    models = f"; {named(seen.models)}" if seen.models else ""
     screen.print(Text(f"{sizes}{counted(seen.families, 'family', 'families')}{models}", style="dim"))
     if seen.found:
         screen.print()
@@ -145,6 +157,6 @@ def _list(screen: Console, title: str, sentences: tuple[str, ...] | list[str]) -
     screen.print()
     screen.print(Text(title, style="bold"))
     for sentence in sentences[: NAMED_MAX + 1]:
-        screen.print(Padding(Text(sentence, overflow="fold"), (0, 0, 0, 2)))
+        screen.print(Padding(Text(one_line(sentence), overflow="fold"), (0, 0, 0, 2)))
     if len(sentences) > NAMED_MAX + 1:
         screen.print(Text(f"  and {len(sentences) - NAMED_MAX - 1} more", style="dim"))
