@@ -187,11 +187,13 @@ def test_the_totals_are_vllms_own(run: Run) -> None:
     sources = theirs.by("vllm:prompt_tokens_by_source_total", "source")
     assert sum(map(prompt_tokens, ours)) == theirs.total("vllm:prompt_tokens_total")
     assert sums["output_tokens"] == theirs.total("vllm:generation_tokens_total")
-    assert sums["computed_tokens"] == sources["local_compute"]
-    assert cached == sources["local_cache_hit"] == theirs.total("vllm:prompt_tokens_cached_total")
     assert sums["transferred_tokens"] == sources["external_kv_transfer"] == 0
-    # What vLLM calls hits has those of requests that were preempted while they were still being admitted, too.
-    assert theirs.total("vllm:prefix_cache_hits_total") >= cached
+    assert cached == theirs.total("vllm:prefix_cache_hits_total")
+    # A prompt that is preempted half way finds its own blocks again, which vLLM takes for cached ones. Here a position
+    # is classified once, and what is computed again stands apart.
+    found_again = sources["local_cache_hit"] - cached
+    assert found_again == sums["computed_tokens"] - sources["local_compute"]
+    assert 0 <= found_again <= sum(row["recomputed_tokens"] + row["computed_tokens"] for row in ours) // 10
     finished = theirs.by("vllm:request_success_total", "finished_reason")
     assert sum(finished.values()) == finished["length"] == len(ours)
 
@@ -252,8 +254,9 @@ def test_the_others_beside_them_are_right_to_the_token(run: Run) -> None:
 
 
 def test_a_request_that_is_refused_for_its_length_holds_nothing(run: Run) -> None:
-    (refused,) = [answer for answer in run.rough if answer.status != 200]
-    assert (refused.ask.name, refused.status) == ("long", 400)
+    # The connection of one that hangs up may break on the client's side, which is no answer of the server's.
+    answered = [answer for answer in run.rough if not answer.hung_up]
+    assert [(answer.ask.name, answer.status) for answer in answered if answer.status != 200] == [("long", 400)]
     assert "long" not in of_names(run.requests)
 
 
