@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STATE ?= .run
+VLLM_TESTS ?= tests/vllm
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-slow test-vllm lint format generated wheel-test bench evidence clean
@@ -44,7 +45,7 @@ test-slow: $(VENV)/.dev ## the long suites: 10 000 schedules, kills at every sta
 # vLLM has an environment of its own, outside the tree, since it takes 4 GB; tests/vllm/environment.py says where.
 test-vllm: $(VENV)/.dev ## the hook on a real vLLM, on the CPU; the first time it installs 4 GB
 	@python="$$($(BIN)/python tests/vllm/environment.py)" && TEST_KVLEDGER="$(abspath $(BIN))/kvledger" \
-	  "$$(dirname "$$python")/pytest" -c tests/vllm/pytest.ini --confcutdir tests/vllm tests/vllm
+	  "$$(dirname "$$python")/pytest" -c tests/vllm/pytest.ini --confcutdir tests/vllm $(VLLM_TESTS)
 
 lint: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .
