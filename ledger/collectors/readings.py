@@ -85,7 +85,6 @@ ABOUT: Final[Mapping[Figure, About]] = {
 }  # fmt: skip
 """Every figure, in the order of the tables."""
 
-GAUGES: Final = (Figure.RUNNING, Figure.WAITING)
 COUNTERS: Final = (
     Figure.PROMPT,
     Figure.COMPUTED,

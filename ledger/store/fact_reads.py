@@ -63,27 +63,31 @@ def boots_of(
 
     ``since_us``: only batches count that begin then or later.
     """
-    boots, batches = tables.boots.c, tables.batches.c
+    return boots_in(connection, tables.boots, tables.batches, "engine", name=engine, since_us=since_us)
+
+
+def boots_in(
+    connection: Connection,
+    boots: Table,
+    batches: Table,
+    whose: str,
+    *,
+    name: str | None = None,
+    since_us: int | None = None,
+) -> tuple[StoredBoot, ...]:
+    """Boots of one kind of sender, whose name is in the column ``whose``; see :func:`boots_of`."""
+    boot, batch = boots.c, batches.c
+    known = (boot.id, boot[whose], boot.boot_id, boot.anchor_us, boot.started_us)
     query = (
-        select(
-            boots.id,
-            boots.engine,
-            boots.boot_id,
-            boots.anchor_us,
-            boots.started_us,
-            func.min(batches.seq),
-            func.max(batches.seq),
-            func.count(),
-            func.max(batches.end_us),
-        )
-        .join_from(tables.boots, tables.batches, batches.boot == boots.id)
-        .group_by(boots.id, boots.engine, boots.boot_id, boots.anchor_us, boots.started_us)
-        .order_by(boots.id)
+        select(*known, func.min(batch.seq), func.max(batch.seq), func.count(), func.max(batch.end_us))
+        .join_from(boots, batches, batch.boot == boot.id)
+        .group_by(*known)
+        .order_by(boot.id)
     )
-    if engine is not None:
-        query = query.where(boots.engine == engine)
+    if name is not None:
+        query = query.where(boot[whose] == name)
     if since_us is not None:
-        query = query.where(batches.day >= since_us // limits.DAY_US, batches.start_us >= since_us)
+        query = query.where(batch.day >= since_us // limits.DAY_US, batch.start_us >= since_us)
     return tuple(
         StoredBoot(
             number=row[0],
@@ -111,19 +115,27 @@ def stored_batches(
     A batch whose rows cannot be read (a word or an id that does not exist) is named to ``unreadable`` and
     passed over; without it, StoreError.
     """
-    batches = tables.batches.c
+    for heads in heads_in(connection, tables.batches, boot, first_seq=first_seq, last_seq=last_seq):
+        yield from _batches(connection, boot, heads, unreadable or stop_at)
+
+
+def heads_in(
+    connection: Connection, batches: Table, boot: StoredBoot, *, first_seq: int, last_seq: int
+) -> Iterator[Sequence[Any]]:
+    """The rows of a boot's batches themselves, by seq, so many at once that memory is bounded; never none."""
+    b = batches.c
     after = first_seq - 1
     while True:
         heads = connection.execute(
-            select(tables.batches)
-            .where(batches.boot == boot.number, batches.seq > after, batches.seq <= last_seq)
-            .order_by(batches.seq)
+            select(batches)
+            .where(b.boot == boot.number, b.seq > after, b.seq <= last_seq)
+            .order_by(b.seq)
             .limit(BATCHES_AT_ONCE)
         ).all()
         if not heads:
             return
         after = heads[-1].seq
-        yield from _batches(connection, boot, heads, unreadable or stop_at)
+        yield heads
 
 
 def dimensions_by_id(connection: Connection, ids: Iterable[int]) -> dict[int, Dimensions]:

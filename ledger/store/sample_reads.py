@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from ledger import limits
-from ledger.core.records import Boot, Origin
+from ledger.core.records import Origin
 from ledger.core.samples import Agent, SampleBatch
 from ledger.store import sample_tables as tables
-from ledger.store.fact_reads import BATCHES_AT_ONCE, StoredBoot, rows_of_boot, stop_at
+from ledger.store.fact_reads import StoredBoot, boots_in, heads_in, rows_of_boot, stop_at
 from ledger.store.sample_rows import batch_of
 
 if TYPE_CHECKING:
@@ -38,30 +38,7 @@ def agent_boots(connection: Connection, *, since_us: int | None = None) -> tuple
 
     ``since_us``: only batches count that begin then or later.
     """
-    boots, batches = tables.agent_boots.c, tables.agent_batches.c
-    query = (
-        select(
-            *(boots.id, boots.source_id, boots.boot_id, boots.anchor_us, boots.started_us),
-            *(func.min(batches.seq), func.max(batches.seq), func.count(), func.max(batches.end_us)),
-        )
-        .join_from(tables.agent_boots, tables.agent_batches, batches.boot == boots.id)
-        .group_by(boots.id, boots.source_id, boots.boot_id, boots.anchor_us, boots.started_us)
-        .order_by(boots.id)
-    )
-    if since_us is not None:
-        query = query.where(batches.day >= since_us // limits.DAY_US, batches.start_us >= since_us)
-    return tuple(
-        StoredBoot(
-            number=row[0],
-            engine=row[1],
-            boot=Boot(boot_id=row[2], anchor_us=row[3], started_us=row[4]),
-            first_seq=row[5],
-            last_seq=row[6],
-            batches=row[7],
-            last_end_us=row[8],
-        )
-        for row in connection.execute(query)
-    )
+    return boots_in(connection, tables.agent_boots, tables.agent_batches, "source_id", since_us=since_us)
 
 
 def stored_samples(
@@ -73,18 +50,7 @@ def stored_samples(
     unreadable: Callable[[int, str], None] | None = None,
 ) -> Iterator[StoredSamples]:
     """The batches of a boot of an agent by seq, as :func:`ledger.store.fact_reads.stored_batches` has an engine's."""
-    b = tables.agent_batches.c
-    after = first_seq - 1
-    while True:
-        heads = connection.execute(
-            select(tables.agent_batches)
-            .where(b.boot == boot.number, b.seq > after, b.seq <= last_seq)
-            .order_by(b.seq)
-            .limit(BATCHES_AT_ONCE)
-        ).all()
-        if not heads:
-            return
-        after = heads[-1].seq
+    for heads in heads_in(connection, tables.agent_batches, boot, first_seq=first_seq, last_seq=last_seq):
         yield from _batches(connection, boot, heads, unreadable or stop_at)
 
 
