@@ -10,7 +10,6 @@ first, which the core takes away when its books are closed.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ledger.hook.vllm.guard import log
 from ledger.hook.vllm.recorder import CLOSE_S
 from ledger.hook.vllm.ring import FOLDER, prefix
+from ledger.hook.vllm.wrapping import wrap_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,6 @@ WAIT_S: Final = CLOSE_S + 1.0
 """For a core that has just been asked to end: the rest of its step, and then its books."""
 
 _LOOK_S: Final = 0.01
-_MARK: Final = "_kvledger"
 
 
 def attach() -> None:
@@ -37,11 +36,10 @@ def attach() -> None:
 
     if "vllm.v1.engine.core" in sys.modules:
         watch()
-    original = CoreEngineProcManager.shutdown
-    if hasattr(original, _MARK):
-        return
+    wrap_once(CoreEngineProcManager, "shutdown", _waited_for)
 
-    @functools.wraps(original)
+
+def _waited_for(original: Callable[..., Any]) -> Callable[..., Any]:
     def shutdown(self: Any, timeout: float | None = None) -> Any:
         # With a time for requests to drain there is one for the books as well, and 0 means that it is up.
         if timeout == 0 and self._request_shutdown_timeout == 0:
@@ -51,19 +49,17 @@ def attach() -> None:
                 log.exception("kvledger: the engine's books could not be waited for")
         return original(self, timeout)
 
-    setattr(shutdown, _MARK, True)
-    CoreEngineProcManager.shutdown = shutdown
+    return shutdown
 
 
 def watch() -> None:
     """In an engine's core: close its books at the beginning of its end."""
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - the engine's own
 
-    original = EngineCore.shutdown
-    if hasattr(original, _MARK):
-        return
+    wrap_once(EngineCore, "shutdown", _books_first)
 
-    @functools.wraps(original)
+
+def _books_first(original: Callable[..., Any]) -> Callable[..., Any]:
     def shutdown(self: Any) -> Any:
         recorder = getattr(getattr(self, "scheduler", None), "_kvledger", None)
         if recorder is not None:
@@ -71,8 +67,7 @@ def watch() -> None:
         _take_away(mark_of(os.getpid()))
         return original(self)
 
-    setattr(shutdown, _MARK, True)
-    EngineCore.shutdown = shutdown
+    return shutdown
 
 
 def ask_to_end(

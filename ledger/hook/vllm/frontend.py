@@ -6,7 +6,6 @@ that the process does not have for its own sake.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ledger.hook import settings
 from ledger.hook.identity import Identity
 from ledger.hook.vllm.callers import CallerMiddleware, Carrier
+from ledger.hook.vllm.wrapping import wrap_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ log: Final = logging.getLogger("kvledger.hook")
 
 _APP_MODULE: Final = "vllm.entrypoints.launchers.app"
 """It calls ``init_entrypoints_middleware`` by a name of its own. Who serves has it before plugins are loaded."""
-_MARK: Final = "_kvledger_wrapped"
 
 
 def attach() -> None:
@@ -32,12 +31,10 @@ def attach() -> None:
 
     found = settings.load(os.environ)
     carrier = Carrier(found.handover_key, Identity(found.trust))
-    made = Request.from_engine_core_request
-    if not hasattr(made, _MARK):
-        Request.from_engine_core_request = staticmethod(_then(made, carrier.receive))
+    wrap_once(Request, "from_engine_core_request", _then(carrier.receive))
     app_module: Any = sys.modules.get(_APP_MODULE)
-    if app_module is not None and not hasattr(app_module.init_entrypoints_middleware, _MARK):
-        app_module.init_entrypoints_middleware = _middleware_too(app_module.init_entrypoints_middleware)
+    if app_module is not None:
+        wrap_once(app_module, "init_entrypoints_middleware", _middleware_too)
 
 
 def add_to(app: Any) -> None:
@@ -52,14 +49,11 @@ def add_to(app: Any) -> None:
     from vllm.v1.engine.input_processor import InputProcessor  # noqa: PLC0415 - as above
 
     identity = Identity(found.trust)
-    if not hasattr(InputProcessor.process_inputs, _MARK):
-        carrier = Carrier(found.handover_key, identity)
-        InputProcessor.process_inputs = _then(InputProcessor.process_inputs, carrier.send)
+    wrap_once(InputProcessor, "process_inputs", _then(Carrier(found.handover_key, identity).send))
     app.add_middleware(CallerMiddleware, identity=identity)
 
 
 def _middleware_too(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
     def call(args: Any, app: Any, *rest: Any, **more: Any) -> None:
         init(args, app, *rest, **more)
         try:
@@ -67,18 +61,18 @@ def _middleware_too(init: Callable[..., None]) -> Callable[..., None]:
         except Exception:
             log.exception("kvledger: no middleware for this server, so its requests are unattributed")
 
-    setattr(call, _MARK, True)
     return call
 
 
-def _then(make: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
-    """``make``, whose result is shown to ``note`` before it is returned."""
+def _then(note: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Shows to ``note`` what a function makes, before it is returned."""
 
-    @functools.wraps(make)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        made = make(*args, **kwargs)
-        note(made)
-        return made
+    def around(make: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            note(made)
+            return made
 
-    setattr(call, _MARK, True)
-    return call
+        return call
+
+    return around

@@ -8,26 +8,26 @@ configuration for one.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ledger.hook.vllm.engine import recorder_of
 from ledger.hook.vllm.guard import log
+from ledger.hook.vllm.wrapping import wrap_once
 
 if TYPE_CHECKING:
-    from ledger.hook.vllm.recorder import Recorder
+    from collections.abc import Callable
 
-_MARK: Final = "_kvledger"
+    from ledger.hook.vllm.recorder import Recorder
 
 
 def attach() -> None:
     """Wrap ``SchedulerConfig.get_scheduler_cls``: the engine core makes a scheduler of what it gives."""
     from vllm.config.scheduler import SchedulerConfig  # noqa: PLC0415 - the engine's own
 
-    original = SchedulerConfig.get_scheduler_cls
-    if getattr(original, _MARK, False):
-        return
+    wrap_once(SchedulerConfig, "get_scheduler_cls", _metered_too)
 
-    @functools.wraps(original)
+
+def _metered_too(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_scheduler_cls(self: Any) -> Any:
         base = original(self)
         try:
@@ -36,8 +36,7 @@ def attach() -> None:
             log.exception("kvledger: %s cannot be metered; the engine goes on without the hook", base)
             return base
 
-    setattr(get_scheduler_cls, _MARK, True)
-    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    return get_scheduler_cls
 
 
 @functools.cache

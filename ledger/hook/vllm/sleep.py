@@ -5,11 +5,11 @@ Invariant: a pool is open exactly while the executor has its KV cache; what is p
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from ledger.hook.vllm.guard import log
+from ledger.hook.vllm.wrapping import wrap_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _CACHE: Final = "kv_cache"
 """What vLLM calls the part of its memory that the pool lies in."""
-_MARK: Final = "_kvledger"
 
 _recorders: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 
@@ -28,9 +27,7 @@ def attach() -> None:
     from vllm.v1.executor.abstract import Executor  # noqa: PLC0415 - the engine's own
 
     for name in ("sleep", "discard", "wake_up"):
-        original = getattr(Executor, name)
-        if not getattr(original, _MARK, False):
-            setattr(Executor, name, _watched(original))
+        wrap_once(Executor, name, _watched)
 
 
 def watch(recorder: Recorder) -> None:
@@ -39,14 +36,12 @@ def watch(recorder: Recorder) -> None:
 
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(self, *args, **kwargs)
         finally:
             _look(self)
 
-    setattr(call, _MARK, True)
     return call
 
 

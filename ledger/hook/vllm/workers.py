@@ -10,7 +10,6 @@ about its device, nothing is told. A collective within another one counts once, 
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -24,6 +23,7 @@ from ledger.hook import settings
 from ledger.hook.vllm.device_times import on_device
 from ledger.hook.vllm.guard import Guarded, guarded
 from ledger.hook.vllm.ring import RingWriter, path_of
+from ledger.hook.vllm.wrapping import wrap_once
 from ledger.limits import RING_RECORDS, SCRIBE_S
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("kvledger.hook")
 
-_MARK: Final = "_kvledger"
 _TIMES: Final = "_kvledger_times"
 
 COLLECTIVES: Final = (
@@ -220,20 +219,21 @@ def attach() -> None:
     from vllm.distributed.parallel_state import GroupCoordinator  # noqa: PLC0415 - the engine's own
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
-    if getattr(WorkerWrapperBase.execute_model, _MARK, False):
-        return
-    WorkerWrapperBase.execute_model = executing(WorkerWrapperBase.execute_model)
-    WorkerWrapperBase.sample_tokens = sampling(getattr(WorkerWrapperBase, "sample_tokens", _sample_tokens))
+    wrap_once(WorkerWrapperBase, "execute_model", executing)
+    if not hasattr(WorkerWrapperBase, "sample_tokens"):
+        WorkerWrapperBase.sample_tokens = _sample_tokens
+    wrap_once(WorkerWrapperBase, "sample_tokens", sampling)
+    is_compiling = _is_compiling()
     for name in COLLECTIVES:
-        if (method := getattr(GroupCoordinator, name, None)) is not None:
-            setattr(GroupCoordinator, name, communicating(method, _is_compiling()))
+        if hasattr(GroupCoordinator, name):
+            wrap_once(GroupCoordinator, name, lambda method: communicating(method, is_compiling))
 
 
 def _attach_to_arrivals() -> None:
     """Wrap the waiting for what the rank before sends; the module is one that a worker has, and others do without."""
     arrivals = getattr(sys.modules.get("vllm.v1.worker.gpu_worker"), "AsyncIntermediateTensors", None)
-    if arrivals is not None and not hasattr(arrivals.wait_for_comm, _MARK):
-        arrivals.wait_for_comm = communicating(arrivals.wait_for_comm, _is_compiling())
+    if arrivals is not None:
+        wrap_once(arrivals, "wait_for_comm", lambda method: communicating(method, _is_compiling()))
 
 
 def _is_compiling() -> Callable[[], bool]:
@@ -251,54 +251,48 @@ def _sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
 def executing(method: Callable[..., Any]) -> Callable[..., Any]:
     """``WorkerWrapperBase.execute_model``, timed."""
 
-    @functools.wraps(method)
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         times = times_of(self)
         if times is None:
             return method(self, *args, **kwargs)
         times.began()
-        process.times = times
-        try:
-            output = method(self, *args, **kwargs)
-        except BaseException:
-            times.failed()
-            raise
-        finally:
-            process.times = None
+        output = _under(times, method, self, *args, **kwargs)
         times.returned(done=output is not None)
         return output
 
-    setattr(execute_model, _MARK, True)
     return execute_model
 
 
 def sampling(method: Callable[..., Any]) -> Callable[..., Any]:
     """``sample_tokens`` of the same, which ends the step."""
 
-    @functools.wraps(method)
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
         times = self.__dict__.get(_TIMES)
         if times is None or times.off:
             return method(self, *args, **kwargs)
         times.resumed()
-        process.times = times
-        try:
-            output = method(self, *args, **kwargs)
-        except BaseException:
-            times.failed()
-            raise
-        finally:
-            process.times = None
+        output = _under(times, method, self, *args, **kwargs)
         times.returned(done=True)
         return output
 
     return sample_tokens
 
 
+def _under(times: Times, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What the method gives; the collectives in it are timed as a part of ``times``."""
+    process.times = times
+    try:
+        return method(*args, **kwargs)
+    except BaseException:
+        times.failed()
+        raise
+    finally:
+        process.times = None
+
+
 def communicating(method: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
     """A collective, timed where a step is and the group has more than one rank."""
 
-    @functools.wraps(method)
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
         # First: a compiler that reads this takes it for true, and sees nothing but the method.
         if is_compiling() or (times := process.times) is None or getattr(self, "world_size", 2) == 1:
@@ -309,7 +303,6 @@ def communicating(method: Callable[..., Any], is_compiling: Callable[[], bool]) 
         finally:
             times.left()
 
-    setattr(collective, _MARK, True)
     return collective
 
 
