@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from ledger.audit import audit as breaches_of
 from ledger.cli import FOUND, OK
-from ledger.commands.opening import clock_us, now_us, opened
+from ledger.commands.opening import clock_us, fit_terms, now_us, opened
 from ledger.reports.monthly import booked_months, read_statement
 from ledger.reports.render import Column, Shape, Sheet, counted, show
 from ledger.settle import close_month
 from ledger.settle import settle as settle_all
 from ledger.store import books
-from ledger.store.terms import ensure_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -22,16 +21,7 @@ if TYPE_CHECKING:
 def settle(args: Namespace) -> int:
     """Book what is over, and again what has changed."""
     with opened(args) as ledger:
-        settings = ledger.settings
-        ledger.database.write(
-            lambda connection: ensure_terms(
-                connection,
-                currency=settings.currency,
-                zone_name=settings.billing_timezone,
-                terms=settings.terms(),
-                now_us=now_us(),
-            )
-        )
+        ledger.database.write(lambda connection: fit_terms(connection, ledger.settings, at_us=now_us()))
         at_us = clock_us(ledger)
         done = settle_all(ledger.database, until_us=at_us, now_us=at_us)
     print(

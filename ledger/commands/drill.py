@@ -27,7 +27,7 @@ from ledger.cli import OK
 from ledger.commands.checks import Check, judged, report
 from ledger.commands.drill_books import Metered, whole
 from ledger.commands.drill_way import Relay, ServiceProcess
-from ledger.commands.opening import Ledger, now_us, opened_or_made
+from ledger.commands.opening import Ledger, fit_terms, now_us, opened_or_made
 from ledger.core.periods import HOUR_US, format_time
 from ledger.core.records import PERIOD_US
 from ledger.outbox.drain import Outbox
@@ -38,7 +38,7 @@ from ledger.pricebook import Asset, Assignment, Price
 from ledger.reference.engine import Engine, EngineConfig, engine_of
 from ledger.reference.policy import Policy
 from ledger.reference.workload import mixed_day
-from ledger.store import prices, terms
+from ledger.store import prices
 from ledger.store.tokens import SECRET_BYTES, Scope, add_token
 
 if TYPE_CHECKING:
@@ -226,11 +226,7 @@ def _settings(folder: Path) -> Settings:
 def _open_books(ledger: Ledger, metered: Metered) -> str:
     """Terms, a paid GPU for each engine, and a token for both."""
     settings, at_us, start_us, end_us = ledger.settings, now_us(), metered.start_us, metered.end_us
-    ledger.database.write(
-        lambda c: terms.ensure_terms(
-            c, currency=settings.currency, zone_name=settings.billing_timezone, terms=settings.terms(), now_us=start_us
-        )
-    )
+    ledger.database.write(lambda c: fit_terms(c, settings, at_us=start_us))
     price = Price(model="simulated", nanos_per_hour=PRICE_NANOS, valid_from_us=start_us)
     ledger.database.write(lambda c: prices.add_price(c, price, currency=settings.currency, now_us=start_us))
     for number in range(ENGINES):

@@ -55,19 +55,23 @@ def clock_us(ledger: Ledger) -> int:
 
 def open_books(ledger: Ledger) -> None:
     """Write currency, zone and terms of the settings where the ledger has none: before facts that others ask about."""
-    settings = ledger.settings
 
     def work(connection: Connection) -> None:
         if find_terms(connection) is None:
-            ensure_terms(
-                connection,
-                currency=settings.currency,
-                zone_name=settings.billing_timezone,
-                terms=settings.terms(),
-                now_us=now_us(),
-            )
+            fit_terms(connection, ledger.settings, at_us=now_us())
 
     ledger.database.write(work)
+
+
+def fit_terms(connection: Connection, settings: Settings, *, at_us: int) -> None:
+    """Write currency, zone and terms of the settings, or see that they fit: :func:`ledger.store.terms.ensure_terms`."""
+    ensure_terms(
+        connection,
+        currency=settings.currency,
+        zone_name=settings.billing_timezone,
+        terms=settings.terms(),
+        now_us=at_us,
+    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger import pricelist
-from ledger.commands.opening import now_us, opened
+from ledger.commands.opening import fit_terms, now_us, opened
 from ledger.core.money import decimal_text
 from ledger.core.periods import format_time, period_start
 from ledger.errors import UsageError
@@ -20,7 +20,6 @@ from ledger.limits import TIME_US_MAX, TIME_US_MIN
 from ledger.pricebook import Asset, AssetKind, Assignment, Price
 from ledger.reports.render import Column, Shape, Sheet, counted, show
 from ledger.store import prices as store
-from ledger.store.terms import ensure_terms
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -287,13 +286,7 @@ def tenant_list(args: Namespace) -> int:
 
 def _add_price(connection: Connection, price: Price, settings: Settings) -> bool:
     """Add a price; a ledger's first one fixes its currency and zone."""
-    ensure_terms(
-        connection,
-        currency=settings.currency,
-        zone_name=settings.billing_timezone,
-        terms=settings.terms(),
-        now_us=now_us(),
-    )
+    fit_terms(connection, settings, at_us=now_us())
     return store.add_price(connection, price, currency=settings.currency, now_us=now_us())
 
 

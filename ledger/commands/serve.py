@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from ledger import config, ingest, limits
 from ledger.cli import settings_of
-from ledger.commands.opening import Ledger, make_folder, now_us, opened_or_made
+from ledger.commands.opening import Ledger, fit_terms, make_folder, now_us, opened_or_made
 from ledger.core.periods import HOUR_US, period_start
 from ledger.errors import LedgerError, UsageError
 from ledger.ingest import Status
@@ -35,7 +35,7 @@ from ledger.jobs.work import jobs_of
 from ledger.pricebook import Price
 from ledger.producer import Plan, Sent, Told, prepare, producing
 from ledger.settle import settle
-from ledger.store import fleet, prices, terms
+from ledger.store import fleet, prices
 from ledger.store.alone import alone
 from ledger.store.database import file_of
 from ledger.store.leader import Leadership
@@ -183,16 +183,7 @@ def _settings(args: Namespace) -> Settings:
 
 def _ready(ledger: Ledger) -> None:
     """Terms in the ledger, which everything else asks for."""
-    settings = ledger.settings
-    ledger.database.write(
-        lambda c: terms.ensure_terms(
-            c,
-            currency=settings.currency,
-            zone_name=settings.billing_timezone,
-            terms=settings.terms(),
-            now_us=now_us(),
-        )
-    )
+    ledger.database.write(lambda c: fit_terms(c, ledger.settings, at_us=now_us()))
 
 
 def _first_token(ledger: Ledger) -> str | None:
