@@ -17,6 +17,13 @@ pytest_plugins = ["commandline", "databases", "nvml.stub", "serving"]
 collect_ignore = ["vllm"]
 """The suite of a real vLLM runs in vLLM's own environment: `make test-vllm`."""
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--crash-stride", type=int, default=7, help="the slow tests kill settling at every so many steps (evidence: 1)"
+    )
+
+
 TRACES = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[2] / "shared" / "data"))
 
 

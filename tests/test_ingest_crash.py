@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from batches import ALICE, BOB, T0, Life
 from faults import run_killed_at
 
 from ledger import wire
-from ledger.ingest import Status, accept
+from ledger.ingest import Status, accept, accept_several
 from ledger.refusals import Reason
 from ledger.store import fact_audit, fact_reads, quarantine
 from ledger.store.database import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ledger.store.database import Database
 
 NOW = T0 + 600_000_000
 
@@ -30,16 +37,26 @@ def deliveries(number: int) -> list[bytes]:
     return made
 
 
-def crash_at_every(stride: int, store_url: str) -> None:
+def one_by_one(db: Database, sent: Sequence[bytes], acknowledge: Callable[[str], None]) -> None:
+    for place, raw in enumerate(sent):
+        accept(db, raw, NOW)
+        acknowledge(str(place))
+
+
+def together(db: Database, sent: Sequence[bytes], acknowledge: Callable[[str], None]) -> None:
+    accept_several(db, sent, NOW)
+    for place in range(len(sent)):
+        acknowledge(str(place))
+
+
+def crash_at_every(stride: int, store_url: str, deliver: Callable[..., None]) -> int:
     point, killed, refusals = 1 - stride, True, 0
     while killed:
         point += stride
         sent = deliveries(point)
 
         def work(db, acknowledge, sent=sent) -> None:
-            for place, raw in enumerate(sent):
-                accept(db, raw, NOW)
-                acknowledge(str(place))
+            deliver(db, sent, acknowledge)
 
         killed, acknowledged = run_killed_at(point, store_url, work)
         db = connect(store_url, durable=False)
@@ -72,17 +89,27 @@ def crash_at_every(stride: int, store_url: str) -> None:
         assert lost == 1
         assert counts == {Reason.BROKEN_CHAIN: refusals}, f"killed at step {point}"
         db.close()
-    assert point > 60, "every statement, copy and commit of four batches, before and after"
     db = connect(store_url, durable=False)
     with db.read() as connection:
         assert list(fact_audit.fact_breaches(connection)) == []
     db.close()
+    print(f"killed at {(point - 1) // stride} steps, before and after statements, copies and commits")
+    return point
 
 
-def test_a_crash_at_some_steps_loses_nothing_acknowledged_and_counts_nothing_twice(store_url: str) -> None:
-    crash_at_every(9, store_url)
+ways = pytest.mark.parametrize(("deliver", "steps"), [(one_by_one, 60), (together, 30)])
+
+
+@ways
+def test_a_crash_at_some_steps_loses_nothing_acknowledged_and_counts_nothing_twice(
+    store_url: str, deliver: Callable[..., None], steps: int
+) -> None:
+    assert crash_at_every(9, store_url, deliver) > steps
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_step_loses_nothing_acknowledged_and_counts_nothing_twice(store_url: str) -> None:
-    crash_at_every(1, store_url)
+@ways
+def test_a_crash_at_any_step_loses_nothing_acknowledged_and_counts_nothing_twice(
+    store_url: str, deliver: Callable[..., None], steps: int
+) -> None:
+    assert crash_at_every(1, store_url, deliver) > steps

@@ -139,6 +139,7 @@ def crash_at_every(stride: int, restored: Callable[[], str]) -> int:
         assert state(db) == expected, f"killed at step {point} after {acknowledged}"
         assert audit(db) == (), f"killed at step {point}, then run again"
         db.close()
+    print(f"killed at {(point - 1) // stride} steps, before and after statements, copies and commits")
     return point
 
 
@@ -149,5 +150,7 @@ def test_a_crash_at_some_steps_of_settling_and_closing_leaves_what_no_crash_leav
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_step_of_settling_and_closing_leaves_what_no_crash_leaves(restored: Callable[[], str]) -> None:
-    crash_at_every(7, restored)
+def test_a_crash_at_any_step_of_settling_and_closing_leaves_what_no_crash_leaves(
+    restored: Callable[[], str], pytestconfig: pytest.Config
+) -> None:
+    crash_at_every(pytestconfig.getoption("--crash-stride"), restored)
