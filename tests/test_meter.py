@@ -571,6 +571,14 @@ def test_a_cut_visits_neither_held_blocks_nor_sessions_that_merely_own_cached_on
     assert quiet.nodes == {}
 
 
+def test_a_request_that_waits_and_holds_nothing_has_no_row(engine):
+    engine.start("r", prompt=16, new=[1])
+    engine.meter.preempt(SECOND, "r")
+    engine.pool.release(SECOND, "r", [1], freed=[1])
+    engine.meter.advance(2 * PERIOD_US)
+    assert [len(batch.sessions) for batch in engine.batches] == [0, 1, 0]
+
+
 def test_a_request_that_grows_by_several_blocks_in_one_call_keeps_their_order():
     """The last id of a pool is not the simple case (it may be one block too many), the block after it is."""
     engine = Engine(blocks=3, block_size=4)

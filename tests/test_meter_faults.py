@@ -69,6 +69,25 @@ def test_blocks_are_not_let_go_in_a_pool_that_another_pools_ids_are_named_to():
     closes(engine)
 
 
+def test_a_departure_that_names_a_wrong_block_as_cached_still_lets_all_go():
+    engine = held(Engine())
+    engine.pool.release(SECOND, "a", [2, 1], cached=[3], freed=[1])
+    assert engine.meter.faults == {"release_state_unclear": 1}
+    assert engine.pool.counts == (0, 0, 100)
+    engine.pool.acquire(SECOND, "a", 0, new=[1, 2, 3])
+    assert engine.pool.counts == (3, 0, 97)
+    assert engine.meter.faults == {"release_state_unclear": 1}
+
+
+def test_the_last_holder_of_a_shared_block_lets_it_go_though_the_engine_does_not_say_so():
+    engine = held(Engine())
+    engine.start("b", BOB, prompt=17, hit=[1], new=[3])
+    engine.pool.release(SECOND, "a", [1, 2], freed=[2])
+    engine.pool.release(SECOND, "b", [3, 1], freed=[3])
+    assert engine.meter.faults == {"release_state_unclear": 1}
+    assert engine.pool.counts == (0, 0, 100)
+
+
 def test_a_clock_that_runs_backwards_stands_still():
     engine = held(Engine())
     engine.meter.advance(5 * SECOND)
