@@ -66,8 +66,8 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def run(name: str) -> int:
-    """Run one and keep what it printed; the worst exit status of its commands."""
+def run(name: str, tree: str) -> int:
+    """Run one and keep what it printed, with the commit ``tree``; the worst exit status of its commands."""
     began, worst, told = time.monotonic(), 0, ""
     with tempfile.TemporaryDirectory() as folder:
         for template in RUNS[name]:
@@ -87,7 +87,7 @@ def run(name: str) -> int:
             told += f"(exit {done.returncode})\n"
     seconds = time.monotonic() - began
     EVIDENCE.mkdir(exist_ok=True)
-    head = f"commit   {commit()}\nmachine  {machine()}\ndate     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
+    head = f"commit   {tree}\nmachine  {machine()}\ndate     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
     (EVIDENCE / f"{name}.txt").write_text(f"{head}seconds  {seconds:.0f}\nexit     {worst}\n{told}")
     print(f"  exit {worst}, {seconds:.0f} s", flush=True)
     return worst
@@ -99,7 +99,8 @@ def main() -> int:
     names = parser.parse_args().names or list(RUNS)
     if unknown := [name for name in names if name not in RUNS]:
         parser.error(f"{', '.join(unknown)}: not among {', '.join(RUNS)}")
-    return max(run(name) for name in names)
+    tree = commit()  # before the first result makes it dirty
+    return max(run(name, tree) for name in names)
 
 
 if __name__ == "__main__":
