@@ -35,6 +35,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "bench-service": ("python -m bench.bench_service",),
     "bench-statement": ("python -m bench.bench_statement",),
     "bench-vllm": ("python -m bench.bench_vllm",),
+    "bench-scrape": ("python -m bench.bench_scrape",),
     "calibration": ("python -m bench.calibrate",),
     "meter-schedules": (f"{SLOW} tests/test_meter_oracle.py",),
     "settling-hours": (f"{SLOW} tests/test_allocation_laws.py",),
