@@ -354,7 +354,8 @@ def dimension_ids(db: Database, connection: Connection, wanted: set[Dimensions])
 
 def _ids_of(db: Database, connection: Connection, objects: dict[int, Dimensions], learned: Learned) -> dict[int, int]:
     """The id of each dimension set, by the identity of its object."""
-    values = list(map(_values, objects.values()))
+    # Written out, it takes half as long as by an attrgetter.
+    values = [(d.tenant, d.session, d.model, d.adapter, d.scenario, d.priority) for d in objects.values()]
     return dict(zip(objects, _numbers(db, connection, values, learned.dimensions), strict=True))
 
 
