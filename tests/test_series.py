@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scraped import T0, S, periods, reading
 
 from ledger import limits
-from ledger.collectors.readings import Figure, Reading
+from ledger.collectors.readings import Figure, Latency, Reading
 from ledger.collectors.series import DEAD_KV_SCRAPES, DEAD_SCRAPES, Series, Sign
 from ledger.core.records import PERIOD_US
 from ledger.core.scraped import ScrapedLatency, ScrapedPeriod
@@ -111,13 +111,29 @@ def test_a_renamed_and_a_vanished_metric_are_recognised() -> None:
 
 
 def test_a_running_gauge_that_says_none_while_requests_take_their_time_is_dead_and_absent() -> None:
-    series, signs = fed(*((15 * k, reading(running=0, output=100 * k, end_to_end_us=60 * S * k)) for k in range(5)))
-    # Each stretch had 4 requests running on average; two of them are evidence for 8.
-    assert signs == [[], [], ["dead_gauge:running"], ["dead_gauge:running"], ["dead_gauge:running"]]
+    # Each stretch had 4 requests running on average; however many, 16 looks are needed.
+    series, signs = fed(*((15 * k, reading(running=0, output=100 * k, end_to_end_us=60 * S * k)) for k in range(19)))
+    assert signs == [[]] * 16 + [["dead_gauge:running"]] * 3
     made = records(series)
     assert all(record.running_us is None for record in made)
     assert all(record.busy_us == 15 * S for record in made)
     assert Figure.RUNNING in series.dead
+
+
+def test_requests_that_come_in_clumps_kill_no_gauge() -> None:
+    # Ten ran on average, and a look in eight meets one: as when a busy front-end answers a scrape between two clumps.
+    told = ((15 * k, reading(running=3 * (k % 8 == 7), output=100 * k, end_to_end_us=150 * S * k)) for k in range(64))
+    _, signs = fed(*told)
+    assert not any(signs)
+
+
+def test_time_in_which_requests_waited_is_no_evidence_that_they_ran() -> None:
+    def waited(k: int) -> Reading:
+        took = {f: Latency(buckets=(), count=k, total_us=60 * S * k) for f in (Figure.END_TO_END, Figure.QUEUE)}
+        return replace(reading(running=0, output=0), latencies=took)
+
+    _, signs = fed(*((15 * k, waited(k)) for k in range(40)))
+    assert not any(signs)
 
 
 def test_short_requests_that_no_scrape_met_kill_no_gauge() -> None:

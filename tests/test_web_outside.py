@@ -68,7 +68,7 @@ def test_one_that_stopped_answering_is_a_trouble_after_two_minutes(empty: Served
 def test_a_dead_gauge_is_a_trouble_and_its_figure_is_absent(empty: Served) -> None:
     dead = VLLM.replace('m"} 2', 'm"} 0').replace('_sum{engine="0",model_name="m"} %(one)d', "_sum %(ten)d")
     driven = Driven(empty, engine=dead)
-    driven.live(240)
+    driven.live(345)
     said = engines(empty)["engine"]["scraped"]
     assert "dead_gauge:running" in said["signs"]
     assert (said["running"], said["busy_ratio"]) == (None, 1)
