@@ -57,7 +57,6 @@ TEXTS = (
             Figure.INTER_TOKEN: (0, 0, 19, None),
             Figure.END_TO_END: (0, 0, 21, None),
         },
-        unknown=20,
     ),
     Text(
         file="sglang_2024-11_name-label.prom",

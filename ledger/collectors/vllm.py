@@ -24,6 +24,10 @@ def _size(sample: Sample) -> tuple[int, int] | None:
     return (usable * block_size, block_size) if usable > 0 and block_size else None
 
 
+_PART: Final = "a part of `end_to_end`"
+_SIZE: Final = "how large requests are, which the counters sum up"
+
+
 def _latency(figure: Figure, *names: str) -> Rule:
     return Rule(figure=figure, at=At(names), scale=US)
 
@@ -31,7 +35,7 @@ def _latency(figure: Figure, *names: str) -> Rule:
 VLLM: Final = Source(
     kind="vllm",
     title="vLLM",
-    seen="a V1 text of 2026-03, names of 0.32 and of V0",
+    seen="0.32 beside its hook, a V1 text of 2026-03, names of V0",
     prefixes=("vllm:",),
     rank="engine",
     rules=(
@@ -75,5 +79,23 @@ VLLM: Final = Source(
         ("vllm:avg_prompt_throughput_toks_per_s", "an average of the engine's own, which the counters give"),
         ("vllm:avg_generation_throughput_toks_per_s", "an average of the engine's own, which the counters give"),
         ("vllm:request_time_per_output_token_seconds", "a mean for each request, not of tokens"),
+        *((f"vllm:request_{part}_time_seconds", _PART) for part in ("prefill", "decode", "inference")),
+        *((f"vllm:request_{size}", _SIZE) for size in (
+            "prompt_tokens", "generation_tokens", "max_num_generation_tokens", "params_max_tokens", "params_n",
+            "prefill_kv_computed_tokens",
+        )),
+        ("vllm:request_num_preemptions", "the preemptions once more, by request"),
+        ("vllm:iteration_tokens_total", "a histogram over steps, which are no figure of ours"),
+        ("vllm:prompt_tokens_cached_total", "the sum of two sources that are read apart"),
+        ("vllm:prompt_tokens_cached_by_source_total", "the hits of the prefix cache once more, by tier"),
+        ("vllm:prompt_tokens_recomputed_total", "the last token of prompts that were wholly cached"),
+        ("vllm:external_prefix_cache_queries_total", "of a KV connector; what came is `transferred_tokens`"),
+        ("vllm:external_prefix_cache_hits_total", "of a KV connector; what came is `transferred_tokens`"),
+        ("vllm:num_requests_waiting_by_reason", "the waiting once more, by reason"),
+        ("vllm:admission_rejections_total", "requests that the engine did not take"),
+        *((f"vllm:mm_cache_{what}_total", "of inputs that are no text, not of KV") for what in ("queries", "hits")),
+        *((f"vllm:estimated_{what}_per_gpu_total", "an estimate, made of the model's shape")
+          for what in ("flops", "read_bytes", "write_bytes")),
+        ("vllm:engine_sleep_state", "whether it sleeps; it holds its GPU all the same"),
     ),
 )  # fmt: skip
