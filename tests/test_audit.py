@@ -99,6 +99,8 @@ def scrape(db: Database) -> None:
     by = db.write(lambda c: scrapes.start_collector(c, collector="one", host="h"))
     record = replace(FULL, engine="engine-s", start_us=T0 + 1_000_000, end_us=T0 + PERIOD_US)
     scrapes.write_round(db, collector=by, start_us=T0, targets=1, records=[(1, record)], now_us=T0 + MINUTE)
+    why = scrapes.Failing(since_us=T0, why="status", detail="it answers 503")
+    db.write(lambda c: scrapes.note_failures(c, {1: why}))
 
 
 @pytest.fixture(scope="module")

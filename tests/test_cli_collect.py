@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from endpoints import endpoint, text
+from scraped import T0
+
+from ledger.commands import collecting
+from ledger.store import scrapes
+from ledger.store.database import connect
+from ledger.store.scrapes import Failing
+from ledger.web.outside import LATE_US
 
 if TYPE_CHECKING:
     from commandline import CommandLine
@@ -29,7 +37,6 @@ def test_a_target_is_added_looked_at_listed_and_removed(ledger: CommandLine) -> 
     (row,) = ledger("collect", "list", "--format", "json").json
     assert (row["engine"], row["url"], row["kind"], row["last_us"]) == ("chat-0", engine.url, "auto", None)
     assert "is not scraped any more" in ledger("collect", "remove", "chat-0").out
-    assert "is not scraped" in ledger("collect", "remove", "chat-0").out
     assert "nothing is scraped" in ledger("collect", "list").out
 
 
@@ -51,11 +58,44 @@ def test_an_address_that_does_not_answer_or_says_nothing_known_is_kept_with_a_wo
     with endpoint(text("", status=503)) as engine:
         answer = ledger("collect", "add", "--engine", "a", "--url", engine.url)
     assert answer.code == 0
-    assert "does not answer now (it answers 503" in answer.err
+    assert "what it answers now is no /metrics (it answers 503" in answer.err
     with endpoint(text("node_load1 1\n")) as engine:
         answer = ledger("collect", "add", "--engine", "b", "--url", engine.url)
-    assert "1 families, and none is known" in answer.err
-    assert len(ledger("collect", "list", "--format", "json").json) == 2
+    assert "1 family, and none is known" in answer.err
+    assert "it does not answer now (" in ledger("collect", "add", "--engine", "c", "--url", "http://127.0.0.1:1").err
+    assert len(ledger("collect", "list", "--format", "json").json) == 3
+
+
+def test_one_that_is_not_scraped_cannot_be_removed_and_those_that_can_are_named(ledger: CommandLine) -> None:
+    assert "nope is not scraped; nothing is" in ledger.fails("collect", "remove", "nope")
+    with endpoint(text(VLLM)) as engine:
+        ledger("collect", "add", "--engine", "chat-0", "--url", engine.url)
+    assert "nope is not scraped; these are: chat-0 (" in ledger.fails("collect", "remove", "nope")
+    assert ledger("collect", "remove", "chat-0").code == 0
+    assert "is not scraped" in ledger.fails("collect", "remove", "chat-0")
+
+
+def test_the_list_says_why_nothing_can_be_read(ledger: CommandLine) -> None:
+    with endpoint(text(VLLM)) as engine:
+        ledger("collect", "add", "--engine", "chat-0", "--url", engine.url)
+    with closing(connect(f"sqlite:///{ledger.file}", durable=False)) as database:
+        why = Failing(since_us=T0, why="status", detail="it answers 503 Service Unavailable")
+        database.write(lambda c: scrapes.note_failures(c, {1: why, 99: why}))
+        (row,) = ledger("collect", "list", "--format", "json").json
+        assert (row["failing_us"], row["why"], row["detail"]) == (T0, why.why, why.detail)
+        answer = ledger("collect", "list")
+        assert "it answers 503 Service Unavailable" in " ".join(answer.out.split())
+        assert answer.err == "", "it was added a moment ago"
+        database.write(lambda c: scrapes.note_failures(c, {}))
+    assert ledger("collect", "list", "--format", "json").json[0]["why"] is None
+
+
+def test_the_list_says_that_nobody_asks(ledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with endpoint(text(VLLM)) as engine:
+        ledger("collect", "add", "--engine", "chat-0", "--url", engine.url)
+    now_us = collecting.now_us()
+    monkeypatch.setattr(collecting, "now_us", lambda: now_us + LATE_US + 1_000_000)
+    assert "nobody has asked them yet; `kvledger serve` does" in ledger("collect", "list").err
 
 
 def test_an_address_with_a_password_is_not_kept(ledger: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -29,10 +30,13 @@ from ledger.core.records import HookReport
 from ledger.outbox.spool import Spool
 from ledger.outbox.tally import Tally
 from ledger.pricebook import Price
-from ledger.store import prices
+from ledger.store import prices, scrapes
+from ledger.store.alone import SERVING, alone, among_others, lock_of, served_at
 from ledger.store.database import Database, connect
 from ledger.store.findings import Finding, Severity, write_findings
+from ledger.store.scrapes import Failing
 from ledger.store.tokens import Scope, add_token, end_token
+from ledger.web.outside import LATE_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -79,8 +83,7 @@ def well(kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dep
     assert kvledger("db", "upgrade").code == 0
     monkeypatch.setattr(doctor, "now_us", lambda: NOW)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**49))
-    # Nobody listens there, and the tests of the service say another address.
-    monkeypatch.setenv("KVLEDGER_LISTEN", "127.0.0.1:1")
+    monkeypatch.setenv("KVLEDGER_LISTEN", "127.0.0.1:1")  # nobody listens there
     with closing(connect(f"sqlite:///{kvledger.file}", durable=False)) as database:
         yield Deployment(kvledger, database)
 
@@ -97,7 +100,7 @@ def test_where_all_is_well_every_check_is_ok_but_the_service_that_does_not_run(w
         "settings", "disk", "database", "migrations", "tokens", "clock", "engines", "hooks", "gaps", "skew", "prices",
         "refused", "findings", "laws", "service",
     }  # fmt: skip
-    says(checks, "service", "warn", "does not answer at http://127.0.0.1:1")
+    says(checks, "service", "warn", f"none runs on {well.kvledger.file}")
     says(checks, "engines", "ok", "engine-a 30 s ago")
 
 
@@ -106,7 +109,7 @@ def test_a_person_reads_a_line_for_each_check_and_what_to_do_below_it(well: Depl
     lines = answer.out.splitlines()
     assert answer.code == 0
     assert lines[0] == "ok   settings   can be used: USD, basis capacity, months of UTC"
-    assert lines[-3].startswith("warn service    does not answer")
+    assert lines[-3].startswith("warn service    none runs on ")
     assert lines[-2].strip().startswith("→ `kvledger serve` starts it")
     assert lines[-1] == "0 bad, 1 to look at, 14 ok"
 
@@ -171,7 +174,47 @@ def test_an_engine_that_fell_silent_is_bad_and_one_that_never_spoke_is_told(
 def test_batches_that_are_missing_are_bad(well: Deployment) -> None:
     well.life.send(well.life.period({ALICE: (3, 1)}))  # lost on the way
     well.deliver(well.life.period({ALICE: (3, 1)}))
-    says(well.checks(), "gaps", "bad", "1 of engine-a")
+    checks = well.checks()
+    says(checks, "gaps", "bad", "1 of engine-a")
+    assert checks["gaps"]["todo"].startswith("they may still lie in the engine's spool")
+
+
+def test_batches_that_are_missing_since_they_were_refused_are_not_looked_for_in_a_spool(well: Deployment) -> None:
+    def refused() -> None:
+        spoilt = well.life.send(well.life.period({ALICE: (3, 1)})).replace(b'"steps":', b'"steps":-', 1)
+        assert ingest.accept(well.database, spoilt, NOW).refusal is not None
+
+    refused()
+    well.deliver(well.life.period({ALICE: (3, 1)}))
+    checks = well.checks()
+    says(checks, "gaps", "bad", "1 of engine-a")
+    assert checks["gaps"]["todo"].startswith("they were refused and are kept: `kvledger quarantine list`")
+    well.life.send(well.life.period({ALICE: (3, 1)}))  # lost on the way
+    refused()
+    well.deliver(well.life.period({ALICE: (3, 1)}))
+    checks = well.checks()
+    says(checks, "gaps", "bad", "3 of engine-a")
+    assert checks["gaps"]["todo"].startswith("2 of them were refused and are kept")
+    assert "the others may still lie in the engine's spool" in checks["gaps"]["todo"]
+
+
+def test_what_is_scraped_and_cannot_be_read_is_bad_with_its_reason(
+    kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kvledger("db", "upgrade").code == 0
+    with closing(connect(f"sqlite:///{kvledger.file}", durable=False)) as database:
+        for name in ("chat-0", "chat-1"):
+            url = f"http://{name}/metrics"
+            database.write(lambda c, n=name, u=url: scrapes.add_target(c, engine=n, url=u, kind="vllm", now_us=T0))
+        why = Failing(since_us=T0, why="status", detail="it answers 503 Service Unavailable")
+        database.write(lambda c: scrapes.note_failures(c, {1: why}))
+    for at_us, verdict, found in (
+        (T0 + LATE_US, "ok", "0 of 2 can be read"),  # they were added a moment ago
+        (T0 + LATE_US + 1, "bad", "of 2 of 2: chat-0 (it answers 503 Service Unavailable), chat-1"),
+    ):
+        monkeypatch.setattr(doctor, "now_us", lambda at_us=at_us: at_us)
+        checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
+        says(checks, "targets", verdict, found)
 
 
 def test_a_hook_that_dropped_or_failed_is_told_with_its_reasons_and_one_that_is_off_is_bad(well: Deployment) -> None:
@@ -207,13 +250,11 @@ def test_refused_batches_are_counted_by_reason(well: Deployment) -> None:
     assert "not_utf8 1" in well.checks()["refused"]["found"]
 
 
-def test_a_ledger_without_prices_is_told(kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_without_prices_is_told(kvledger: CommandLine) -> None:
     assert kvledger("db", "upgrade").code == 0
-    monkeypatch.setenv("KVLEDGER_LISTEN", "127.0.0.1:0")
     checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
     says(checks, "prices", "warn", "none is known")
     says(checks, "tokens", "bad", "none for ingest and none for read")
-    says(checks, "service", "warn", "any free port")
 
 
 def test_scopes_that_no_token_has_are_bad_and_those_that_end_soon_are_told(well: Deployment) -> None:
@@ -310,8 +351,12 @@ def answering(status: int, body: bytes = b"{}", date: str | None = None) -> Any:
 def test_a_service_that_runs_is_asked_for_its_metrics(
     kvledger: CommandLine, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with listening(served.client.app) as port:
-        monkeypatch.setenv("KVLEDGER_LISTEN", f"127.0.0.1:{port}")
+    # It was started with --listen, so what the settings say is not where it is.
+    monkeypatch.setenv("KVLEDGER_LISTEN", "127.0.0.1:1")
+    with listening(served.client.app) as port, alone(kvledger.file) as note:
+        checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
+        says(checks, "service", "warn", "is starting")
+        note(f"http://0.0.0.0:{port}")
         checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
     says(checks, "service", "ok", f"answers at http://127.0.0.1:{port}")
     says(checks, "metrics", "ok", f"all {len(metrics.DECLARED)} are exposed")
@@ -321,8 +366,8 @@ def test_metrics_that_want_a_token_are_told(
     kvledger: CommandLine, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     object.__setattr__(served.service, "settings", replace(served.service.settings, metrics_open=False))
-    with listening(served.client.app) as port:
-        monkeypatch.setenv("KVLEDGER_LISTEN", f"127.0.0.1:{port}")
+    with listening(served.client.app) as port, alone(kvledger.file) as note:
+        note(f"http://127.0.0.1:{port}")
         checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
         says(checks, "metrics", "warn", "401")
         monkeypatch.setenv("KVLEDGER_TOKEN", served.tokens["read"])
@@ -338,11 +383,47 @@ def test_metrics_that_want_a_token_are_told(
     ],
 )
 def test_a_service_that_is_ill_is_bad(
-    well: Deployment, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, what: str, verdict: str, found: str
+    well: Deployment, status: int, body: bytes, what: str, verdict: str, found: str
 ) -> None:
-    with listening(answering(status, body)) as port:
-        monkeypatch.setenv("KVLEDGER_LISTEN", f"127.0.0.1:{port}")
+    with listening(answering(status, body)) as port, alone(well.kvledger.file) as note:
+        note(f"http://127.0.0.1:{port}")
         says(well.checks(), what, verdict, found)
+
+
+def test_a_service_that_does_not_answer_where_it_listens_is_told(well: Deployment) -> None:
+    with alone(well.kvledger.file) as note:
+        note("http://127.0.0.1:1")
+        says(well.checks(), "service", "warn", "does not answer at http://127.0.0.1:1")
+
+
+def test_a_service_on_postgresql_is_found_by_its_state_directory_else_by_the_settings(
+    well: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = well.kvledger.folder / "state"
+    state.mkdir()
+    elsewhere = ("--database", "postgresql://nobody@127.0.0.1:1/none")
+    with listening(answering(503)) as port:
+        with among_others(state / SERVING) as note, among_others(state / SERVING) as of_a_second:
+            note(f"http://127.0.0.1:{port}")
+            of_a_second("http://127.0.0.1:2")
+            says(well.checks(*elsewhere), "service", "bad", f"http://127.0.0.1:{port}/healthz answers 503")
+        says(well.checks(*elsewhere), "service", "warn", "does not answer at http://127.0.0.1:1")
+        monkeypatch.setenv("KVLEDGER_LISTEN", f"127.0.0.1:{port}")
+        says(well.checks(*elsewhere), "service", "bad", f"http://127.0.0.1:{port}/healthz answers 503")
+        monkeypatch.setenv("KVLEDGER_LISTEN", "127.0.0.1:0")
+        says(well.checks(*elsewhere), "service", "warn", "any free port")
+
+
+def test_a_look_at_who_serves_keeps_no_service_from_starting(tmp_path: Path) -> None:
+    with among_others(lock_of(tmp_path / "books.db")):
+        pass
+    lock = os.open(lock_of(tmp_path / "books.db"), os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    threading.Timer(0.1, os.close, (lock,)).start()
+    with alone(tmp_path / "books.db"):
+        assert served_at(lock_of(tmp_path / "books.db")) == ""
+    assert served_at(lock_of(tmp_path / "books.db")) is None
+    assert served_at(tmp_path / "nothing.serving") is None
 
 
 # --- beside an engine -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ledger.core.records import PERIOD_US, Origin
 from ledger.errors import StoreError
 from ledger.jobs.scraping import COMPARED_US, Scraping
 from ledger.store import receipt, sample_reads, scrapes
+from ledger.store.scrapes import Failing
 
 
 def test_an_engine_without_a_hook_is_shown_by_its_own_words(empty: Served) -> None:
@@ -90,6 +91,44 @@ def test_a_failure_is_counted_by_reason_and_in_a_row(empty: Served) -> None:
     assert driven.metrics.value(ms.SCRAPES, ("page", "not_metrics")) == 4
     assert driven.metrics.value(ms.FAILING, ("down",)) == 4
     assert driven.records("down") == ()
+
+
+def test_the_ledger_knows_which_targets_cannot_be_read_since_when_and_why_until_they_can(empty: Served) -> None:
+    driven = Driven(empty, down=Unfetched(Why.UNREACHABLE, "refused"), engine=VLLM)
+    driven.live(61)
+
+    def failing() -> dict[str, Failing]:
+        with empty.service.database.read() as connection:
+            kept = scrapes.failures(connection)
+            return {t.engine: kept[t.number] for t in scrapes.list_targets(connection) if t.number in kept}
+
+    first = failing()["down"]
+    assert (first.why, first.detail) == ("unreachable", "refused")
+    assert driven.began_us < first.since_us <= driven.began_us + 16 * S
+    assert list(failing()) == ["down"]
+    driven.answers["down"] = Unfetched(Why.STATUS, "it answers 503")
+    driven.live(30)
+    assert failing()["down"] == Failing(since_us=first.since_us, why="status", detail="it answers 503")
+    driven.answers["down"] = VLLM
+    driven.live(30)
+    assert failing() == {}
+
+
+def test_why_a_target_cannot_be_read_is_written_when_it_changes_and_by_who_leads(
+    empty: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    real = scrapes.note_failures
+    monkeypatch.setattr(scrapes, "note_failures", lambda c, kept: (written.append(dict(kept)), real(c, kept)))
+    driven = Driven(empty, down=Unfetched(Why.UNREACHABLE, "refused"))
+    driven.live(180)
+    assert [len(kept) for kept in written] in ([0, 1], [1])
+    driven.leads = False
+    driven.live(60)
+    assert len(written) <= 2
+    driven.leads = True
+    driven.live(60)
+    assert [len(kept) for kept in written[-2:]] == [0, 1], "another may have written meanwhile"
 
 
 def test_a_round_that_the_database_does_not_take_is_written_later(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from batches import Life
 from booking import A
 from booking import stretch as hooked_periods
@@ -52,7 +53,10 @@ def test_one_that_never_answered_is_silent_and_a_trouble(empty: Served) -> None:
     row = engines(empty)["engine"]
     assert (row["state"], row["scraped"]["answers"], row["scraped"]["last_us"]) == ("silent", False, None)
     assert row["scraped"]["running"] is None
-    assert troubles(empty) == ["scraped and not answering for two minutes: engine"]
+    assert troubles(empty) == ["nothing could be read of what is scraped for two minutes: engine (refused)"]
+    said = row["scraped"]
+    assert (said["why"], said["detail"]) == ("unreachable", "refused")
+    assert driven.began_us < said["failing_us"] <= driven.began_us + 16 * S
 
 
 def test_one_that_stopped_answering_is_a_trouble_after_two_minutes(empty: Served) -> None:
@@ -61,8 +65,23 @@ def test_one_that_stopped_answering_is_a_trouble_after_two_minutes(empty: Served
     assert troubles(empty) == []
     driven.answers["engine"] = Unfetched(Why.TIMEOUT, "hangs")
     driven.live(150)
-    assert troubles(empty) == ["scraped and not answering for two minutes: engine"]
+    assert troubles(empty) == ["nothing could be read of what is scraped for two minutes: engine (hangs)"]
     assert engines(empty)["engine"]["state"] == "silent"
+
+
+@pytest.mark.parametrize("kind", ["dcgm", "auto"])
+def test_an_exporter_that_answers_is_no_engine_and_no_trouble_and_one_that_does_not_is_one(
+    empty: Served, kind: str
+) -> None:
+    driven = Driven(empty)
+    driven.answers["gpus"] = DCGM
+    driven.add("gpus", kind)
+    driven.live(200)
+    assert troubles(empty) == []
+    assert engines(empty) == {}
+    driven.answers["gpus"] = Unfetched(Why.STATUS, "it answers 500")
+    driven.live(200)
+    assert troubles(empty) == ["nothing could be read of what is scraped for two minutes: gpus (it answers 500)"]
 
 
 def test_a_dead_gauge_is_a_trouble_and_its_figure_is_absent(empty: Served) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import ledger
 from ledger import limits
+from ledger.core.records import one_line
 from ledger.errors import UsageError
 from ledger.outbox.deadline import Deadline
 
@@ -44,7 +45,7 @@ class Unfetched(Exception):  # noqa: N818 - an everyday answer of a network
     """No text came; ``why`` is a label, the message says more."""
 
     def __init__(self, why: Why, detail: str) -> None:
-        super().__init__(detail)
+        super().__init__(one_line(detail))  # some of it is what a server says, and people read it at a terminal
         self.why = why
 
 

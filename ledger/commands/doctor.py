@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ledger import audit, limits, metrics
 from ledger.cli import settings_of
@@ -19,11 +20,13 @@ from ledger.commands.checks import Check, Verdict, ago, judged, named, report
 from ledger.commands.opening import connected, now_us
 from ledger.core.periods import HOUR_US, format_time, settle_interval
 from ledger.errors import LedgerError
-from ledger.store import fleet, inputs, migrate, prices, quarantine, scrapes
+from ledger.store import fleet, inputs, migrate, prices, quarantine
+from ledger.store.alone import SERVING, lock_of, served_at
 from ledger.store.database import file_of
 from ledger.store.findings import Severity, list_findings
 from ledger.store.tokens import Scope, list_tokens
-from ledger.web.outside import LATE_US
+from ledger.web.outside import seen_in
+from ledger.web.troubles import way_to_missing
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -31,10 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ledger.config import Settings
-    from ledger.core.scraped import ScrapedPeriod
     from ledger.store.database import Connection, Database
     from ledger.store.fleet import EngineState
-    from ledger.store.scrapes import Target
+    from ledger.web.outside import Seen
 
 DAY_US = 86_400_000_000
 
@@ -122,14 +124,14 @@ def _books(database: Database) -> Iterator[Check]:
     with database.read() as connection:
         yield from _tokens(connection, at_us)
         every = fleet.engine_states(connection, at_us, all_of_them=True)
+        refused = fleet.refused_missing(connection, every, at_us)
         known = prices.list_prices(connection)
-        targets = scrapes.list_targets(connection)
-        last = scrapes.last_records(connection, at_us) if targets else {}
+        targets = seen_in(connection, at_us)
         kept = [entry for entry in quarantine.entries(connection) if entry.received_us > at_us - DAY_US]
         found = [f for f in list_findings(connection, start_us=at_us - DAY_US) if f.severity is not Severity.INFO]
     if targets:
-        yield from _targets(targets, last, at_us)
-    yield from _engines(every, at_us, scraped=bool(targets))
+        yield from _targets(targets, at_us)
+    yield from _engines(every, at_us, refused, scraped=bool(targets))
     yield judged(
         "prices", bool(known), f"{len(known)} known", "none is known: GPUs that are seen are unpriced",
         "`kvledger prices add` or `prices import`", otherwise=Verdict.WARN,
@@ -167,21 +169,23 @@ def _laws(database: Database, *, quick: bool) -> Check:
     )  # fmt: skip
 
 
-def _targets(targets: Sequence[Target], last: Mapping[str, ScrapedPeriod], at_us: int) -> Iterator[Check]:
-    """Engines that are looked at from outside; an exporter of GPUs has no records."""
-    seen = [t for t in targets if t.engine in last and last[t.engine].end_us > at_us - LATE_US]
-    engines = [t for t in targets if t.kind != "dcgm" and t.since_us < at_us - LATE_US]
-    down = [t.engine for t in engines if t not in seen]
-    dead = [t.engine for t in seen if any(word.startswith("dead_gauge") for word, _ in last[t.engine].signs)]
-    found = f"{len(down)} of {len(engines)} do not answer: {named(down)}" if down else f"dead gauges: {named(dead)}"
+def _targets(seen: Sequence[Seen], at_us: int) -> Iterator[Check]:
+    """What is looked at from outside: engines, and exporters of GPUs."""
+    down = [each.named for each in seen if each.down(at_us)]
+    dead = [each.target.engine for each in seen if each.answers and each.dead]
+    well = sum(each.answers or (each.exporter and each.failing is None) for each in seen)
+    found = (
+        f"nothing can be read of {len(down)} of {len(seen)}: {named(down)}" if down else f"dead gauges: {named(dead)}"
+    )
     yield judged(
-        "targets", not down and not dead, f"{len(seen)} engines answer when they are scraped",
-        found, "`kvledger inspect URL` says what one answers; docs/collectors.md what each sign means",
+        "targets", not down and not dead, f"{well} of {len(seen)} can be read",
+        found, "`kvledger collect list` has them, `inspect URL` asks one; docs/collectors.md says what each sign means",
         otherwise=Verdict.BAD if down else Verdict.WARN,
     )  # fmt: skip
 
 
-def _engines(every: Sequence[EngineState], at_us: int, *, scraped: bool) -> Iterator[Check]:
+def _engines(every: Sequence[EngineState], at_us: int, refused: Mapping[str, int], *, scraped: bool) -> Iterator[Check]:
+    """Engines by their hooks. ``refused``: how many of their missing batches are in quarantine."""
     engines = [engine for engine in every if engine.last_end_us > at_us - DAY_US]
     ahead_us = max((engine.received_us - at_us for engine in every), default=0)
     yield judged(
@@ -221,7 +225,7 @@ def _engines(every: Sequence[EngineState], at_us: int, *, scraped: bool) -> Iter
     yield judged(
         "gaps", not gaps, "no batch is missing in the last day",
         f"missing in the last day: {named(f'{engine.missing} of {engine.engine}' for engine in gaps)}",
-        "they may still lie in the engine's spool: `kvledger ingest DIR` books it",
+        way_to_missing(sum(engine.missing for engine in gaps), sum(refused.values())),
     )  # fmt: skip
     # A batch says when its period ended and the service when it came: what came before it had ended shows clocks.
     off = {e.engine: max(abs(e.skew_us), e.last_end_us - e.received_us) for e in engines}
@@ -251,14 +255,34 @@ def _tokens(connection: Connection, at_us: int) -> Iterator[Check]:
     )  # fmt: skip
 
 
-def _service(settings: Settings) -> Iterator[Check]:
+def _address(settings: Settings) -> str | Check:
+    """Where the service of this ledger says that it is; else where the settings say; a check where neither tells."""
+    file = file_of(settings.database)
+    try:
+        at = served_at(settings.state_dir / SERVING if file is None else lock_of(file))
+    except OSError:
+        file, at = None, None  # it is another user's, so the settings are all there is
+    if at == "":
+        return Check(what="service", verdict=Verdict.WARN, found="is starting", todo="ask again in a moment")
+    if at is None and file is not None:
+        found = f"none runs on {file}"
+        return Check(what="service", verdict=Verdict.WARN, found=found, todo="`kvledger serve` starts it")
     host, port = settings.listen
+    if at is not None:
+        parts = urlsplit(at)
+        host, port = parts.hostname or host, parts.port or port
     if not port:
         found = "listens on any free port (listen), so its address is not known here"
-        yield Check(what="service", verdict=Verdict.WARN, found=found, todo="set `listen` to a fixed port")
-        return
+        return Check(what="service", verdict=Verdict.WARN, found=found, todo="set `listen` to a fixed port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _service(settings: Settings) -> Iterator[Check]:
+    url = _address(settings)
+    if isinstance(url, Check):
+        yield url
+        return
     try:
         with urllib.request.urlopen(f"{url}/healthz", timeout=WAIT_S):  # noqa: S310 - our own address
             pass
@@ -272,7 +296,7 @@ def _service(settings: Settings) -> Iterator[Check]:
         why = getattr(error, "reason", error)
         yield Check(
             what="service", verdict=Verdict.WARN, found=f"does not answer at {url}: {why}",
-            todo="`kvledger serve` starts it; the setting `listen` says where",
+            todo="where it runs, its log says why; `kvledger serve` starts it, the setting `listen` says where",
         )  # fmt: skip
         return
     yield Check(what="service", verdict=Verdict.OK, found=f"answers at {url}")

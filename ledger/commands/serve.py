@@ -36,7 +36,7 @@ from ledger.pricebook import Price
 from ledger.producer import Plan, Sent, Told, prepare, producing
 from ledger.settle import settle
 from ledger.store import fleet, prices
-from ledger.store.alone import alone
+from ledger.store.alone import SERVING, alone, among_others
 from ledger.store.database import file_of
 from ledger.store.leader import Leadership
 from ledger.store.tokens import SECRET_BYTES, Scope, add_token, end_token, list_tokens
@@ -140,11 +140,10 @@ def serve(args: Namespace) -> int:
 def _alone(settings: Settings) -> Iterator[Callable[[str], None]]:
     """An SQLite ledger has one service: two demonstrations would run each engine twice, and one writer is enough."""
     file = file_of(settings.database)
-    if file is None:
-        yield lambda _url: None
-        return
     make_folder(settings.database)
-    with alone(file) as note:
+    if file is None:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with among_others(settings.state_dir / SERVING) if file is None else alone(file) as note:
         yield note
 
 

@@ -26,6 +26,7 @@ from ledger.collectors.scraper import ROUND_LAG_US, Aim, Scraper
 from ledger.core.records import PERIOD_US, Origin
 from ledger.errors import LedgerError
 from ledger.jobs.scraped_metrics import ScrapedMetrics
+from ledger.jobs.unread import Unread
 from ledger.store import receipt, scrapes
 from ledger.store.fleet import SILENT_US, State
 from ledger.store.watched import hook_watched
@@ -83,6 +84,7 @@ class Scraping:
         self._unsent: dict[str, bytes] = {}
         self._delivered: dict[str, int] = {}
         self._heard: dict[str, int] = {}
+        self._unread = Unread()
         self._asked_s = float("-inf")
         self._name = uuid.uuid4().hex
         self._threads = (
@@ -117,12 +119,14 @@ class Scraping:
         for noticed in answer.noticed:
             log.info("%s: %s: %s", answer.aim.engine, noticed.word, noticed.detail)
         self._heard[answer.aim.engine] = answer.at_us
+        self._unread.answered(answer.aim)
         self._metrics.answered(answer)
 
     def failed(self, failure: Failure) -> None:
         """A target did not answer; the log has the first failure of a row, the metrics have all."""
         if failure.in_a_row == 1:
             log.warning("%s at %s: %s", failure.aim.engine, failure.aim.url, failure.detail)
+        self._unread.failed(failure)
         self._metrics.failed(failure)
 
     def round(self, made: Round) -> None:
@@ -156,6 +160,7 @@ class Scraping:
         if not self._stopped.is_set() and self._mono_s() - self._asked_s >= TARGETS_EVERY_S:
             self._asked_s = self._mono_s()
             self._retarget()
+            self._try(self._keep_unread)
             self._try(self._compare)
         self._write()
 
@@ -186,6 +191,13 @@ class Scraping:
         late_us = self._service.clock_us() - HOOKED_US
         ways += [(engine, "scraped") for engine in aims if self._heard.get(engine, 0) > late_us]
         metrics.replace(ms.METHOD, dict.fromkeys(sorted(ways)[: ms.METHOD.bound], 1.0))
+
+    def _keep_unread(self) -> None:
+        """Let the ledger know which targets cannot be read; whoever does not lead has nothing to say."""
+        if self._leads():
+            self._unread.keep(self._service.database, self._aims.values())
+        else:
+            self._unread.forget()
 
     def _write(self) -> None:
         """Write the rounds that wait, oldest first; one that the database does not take stays."""

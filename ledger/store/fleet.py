@@ -366,6 +366,25 @@ def _missing(connection: Connection, boots: Sequence[int], since_us: int) -> dic
     return found
 
 
+def refused_missing(connection: Connection, engines: Sequence[EngineState], now_us: int) -> dict[str, int]:
+    """How many of the batches that an engine lacks lie in quarantine: those need not be looked for in a spool."""
+    q, b = f.quarantine.c, f.batches.c
+    found: dict[str, int] = {}
+    for engine in engines:
+        if not engine.missing:
+            continue
+        mine = and_(q.engine == engine.engine, q.boot_id == engine.boot_id)
+        query = select(q.seq).where(mine, q.seq < engine.last_seq, q.received_us > now_us - CLOSED_US)
+        kept = set(connection.execute(query).scalars())
+        for chunk in _chunks(sorted(kept)):
+            kept -= set(
+                connection.execute(select(b.seq).where(b.boot == engine.boot_number, b.seq.in_(chunk))).scalars()
+            )
+        if kept:
+            found[engine.engine] = min(len(kept), engine.missing)
+    return found
+
+
 def _since(connection: Connection, boot: int, hook: HookReport, since_us: int) -> HookReport:
     """What a hook that now says ``hook`` has counted since ``since_us``."""
     if hook == NO_REPORT:

@@ -89,6 +89,18 @@ scraped_hours = Table(
 )
 """How many records of a target begin in each quarter of an hour: derived, so that settling need not count them."""
 
+scrape_failures = Table(
+    "scrape_failures",
+    metadata,
+    Column("target", Int, primary_key=True, autoincrement=False),
+    integer("since_us"),
+    text("why"),
+    text("detail"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+"""Targets that could not be read when they were asked last, since when and why. The leader's view, replaced whole."""
+
 SCRAPED: Final = (scraped_periods,)
 """The tables that are partitioned by day."""
 

@@ -29,7 +29,7 @@ from ledger.store.fact_rows import day_of
 from ledger.store.rows import append, canonical, row_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ledger.store.database import Database
 
@@ -101,6 +101,38 @@ def list_targets(connection: Connection) -> tuple[Target, ...]:
         for engine, row in sorted(newest.items())
         if row.active
     )
+
+
+# --- what could not be read ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """A target that could not be read when it was asked last: ``why`` in a word, ``detail`` in a sentence."""
+
+    since_us: int
+    why: str
+    detail: str
+
+
+def note_failures(connection: Connection, failing: Mapping[int, Failing]) -> None:
+    """Keep which targets (by number) cannot be read, in place of what was kept before."""
+    table = s.scrape_failures
+    connection.execute(table.delete())
+    rows = [
+        {"target": number, "since_us": one.since_us, "why": one.why, "detail": one.detail}
+        for number, one in sorted(failing.items())
+    ]
+    if rows:
+        connection.execute(table.insert(), rows)
+
+
+def failures(connection: Connection) -> dict[int, Failing]:
+    """Which targets, by number, could not be read when whoever scrapes asked them last."""
+    return {
+        row.target: Failing(since_us=row.since_us, why=row.why, detail=row.detail)
+        for row in connection.execute(select(s.scrape_failures))
+    }
 
 
 # --- what was said --------------------------------------------------------------------------------------

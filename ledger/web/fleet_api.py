@@ -52,7 +52,7 @@ def engines(
     rows = [_engine(engine, seen.get(engine.engine)) for engine in engines_of(service)]
     hooked = {row["engine"] for row in rows}
     # An exporter of GPUs is no engine: /v1/gpus has what it sees.
-    rows += [row_of(each) for name, each in seen.items() if name not in hooked and each.target.kind != "dcgm"]
+    rows += [row_of(each) for name, each in seen.items() if name not in hooked and not each.exporter]
     rows.sort(key=lambda row: row["engine"])
     return page(request, rows, limit=limit, offset=offset, form=format, columns=_ENGINE_COLUMNS)  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ledger.collectors.known import source_of
+from ledger.collectors.known import AUTO, source_of
 from ledger.collectors.scraper import ROUND_LAG_US
 from ledger.core.records import PERIOD_US, Origin
 from ledger.store import scrapes
@@ -17,8 +17,12 @@ from ledger.store.fleet import SILENT_US, State
 
 if TYPE_CHECKING:
     from ledger.core.scraped import ScrapedPeriod
-    from ledger.store.scrapes import Target
+    from ledger.store.database import Connection
+    from ledger.store.scrapes import Failing, Target
     from ledger.web.service import Service
+
+EXPORTER: Final = "dcgm"
+"""The kind of targets that tell of GPUs."""
 
 LATE_US: Final = ROUND_LAG_US + PERIOD_US + SILENT_US
 """How old the newest record of a target that answers can be: two minutes."""
@@ -32,6 +36,23 @@ class Seen:
     record: ScrapedPeriod | None
     answers: bool
     """Whether the record is as new as one of a target that answers."""
+    failing: Failing | None = None
+    """Why it could not be read when it was asked last."""
+
+    exporter: bool = False
+    """Whether it tells of GPUs, so that it is no engine and has no records."""
+
+    def down(self, now_us: int) -> bool:
+        """Whether nothing could be read for as long as a record takes; not one that was added a moment ago."""
+        late_us = now_us - LATE_US
+        if self.exporter:
+            return self.failing is not None and self.failing.since_us < late_us
+        return not self.answers and self.target.since_us < late_us
+
+    @property
+    def named(self) -> str:
+        """The engine, with the reason where there is one."""
+        return self.target.engine + (f" ({self.failing.detail})" if self.failing else "")
 
     @property
     def dead(self) -> list[str]:
@@ -44,21 +65,35 @@ def outside(service: Service) -> dict[str, Seen]:
     """Every target in force, by engine; some seconds old at most."""
 
     def made() -> dict[str, Seen]:
-        now_us = service.clock_us()
         with service.database.read() as connection:
-            targets = scrapes.list_targets(connection)
-            last = scrapes.last_records(connection, now_us) if targets else {}
-        return {
-            target.engine: Seen(
-                target=target,
-                record=(record := last.get(target.engine)),
-                answers=record is not None and record.end_us > now_us - LATE_US,
-            )
-            for target in targets
-        }
+            return {seen.target.engine: seen for seen in seen_in(connection, service.clock_us())}
 
     found: dict[str, Seen] = service.kept.get("outside", made)
     return found
+
+
+def seen_in(connection: Connection, now_us: int) -> tuple[Seen, ...]:
+    """Every target in force, by engine, as the ledger has it."""
+    targets = scrapes.list_targets(connection)
+    if not targets:
+        return ()
+    last, failing = scrapes.last_records(connection, now_us), scrapes.failures(connection)
+    late_us = now_us - LATE_US
+    asked = (scrapes.last_round_us(connection) or 0) > late_us
+
+    def made(target: Target) -> Seen:
+        record, fails = last.get(target.engine), failing.get(target.number)
+        # One that is asked, fails not and yet has no record of an engine told of GPUs.
+        silent = asked and record is None and fails is None and target.since_us < late_us
+        return Seen(
+            target=target,
+            record=record,
+            answers=record is not None and record.end_us > late_us,
+            failing=fails,
+            exporter=target.kind == EXPORTER or (target.kind == AUTO and silent),
+        )
+
+    return tuple(made(target) for target in targets)
 
 
 def scraped_value(seen: Seen) -> dict[str, Any]:
@@ -75,6 +110,9 @@ def scraped_value(seen: Seen) -> dict[str, Any]:
         "model": record.model if record else "",
         "answers": seen.answers,
         "last_us": record.end_us if record else None,
+        "failing_us": seen.failing.since_us if seen.failing else None,
+        "why": seen.failing.why if seen.failing else None,
+        "detail": seen.failing.detail if seen.failing else None,
         "started_us": record.started_us if record else None,
         "busy_ratio": round(record.busy_us / length_us, 6) if record else None,
         "running": mean(record.running_us) if record else None,

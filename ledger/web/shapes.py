@@ -178,6 +178,9 @@ class Scraped(BaseModel):
     model: str
     answers: bool
     last_us: int | None = Field(description="watched until then; null: not in the last hour")
+    failing_us: int | None = Field(description="could not be read since then; null: it could, or nobody asked yet")
+    why: str | None = Field(description="timeout, unreachable, status, ... as `outcome` of kvledger_scrapes_total")
+    detail: str | None = Field(description="the same in a sentence")
     started_us: int | None = Field(description="start of its process; null where it is not told")
     busy_ratio: float | None = Field(description="part of the time with running requests")
     running: float | None = Field(description="requests, mean; null where not told or the gauge is dead")

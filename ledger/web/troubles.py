@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from ledger import metrics as m
 from ledger.core.periods import HOUR_US
-from ledger.store import quarantine
+from ledger.store import fleet, quarantine
 from ledger.store.findings import Severity, list_findings
 from ledger.store.fleet import State
-from ledger.web.outside import LATE_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,10 +33,11 @@ Trouble = dict[str, str]
 def troubles(service: Service, engines: Sequence[EngineState], seen: Iterable[Seen] = ()) -> list[Trouble]:
     """All that is wrong, worst first; empty where nothing is. ``seen`` are the targets that are scraped."""
     now_us = service.clock_us()
-    found = [*_of_engines(engines), *_of_targets(list(seen), now_us), *_of_jobs(service)]
     with service.database.read() as connection:
+        refused = fleet.refused_missing(connection, engines, now_us)
         kept = [entry for entry in quarantine.entries(connection) if entry.received_us > now_us - DAY_US]
         findings = list_findings(connection, start_us=now_us - DAY_US)
+    found = [*_of_engines(engines, sum(refused.values())), *_of_targets(list(seen), now_us), *_of_jobs(service)]
     if kept:
         reasons = ", ".join(sorted({entry.reason for entry in kept}))
         found.append(
@@ -62,7 +62,18 @@ def troubles(service: Service, engines: Sequence[EngineState], seen: Iterable[Se
                   .index(trouble["severity"]))  # fmt: skip
 
 
-def _of_engines(engines: Sequence[EngineState]) -> Iterable[Trouble]:
+def way_to_missing(missing: int, refused: int) -> str:
+    """What to do about batches that are missing, ``refused`` of which are in quarantine."""
+    spooled = "may still lie in the engine's spool: `kvledger ingest DIR` books it"
+    if not refused:
+        return f"they {spooled}"
+    kept = "`kvledger quarantine list` says why, `quarantine retry` tries them again"
+    if refused >= missing:
+        return f"they were refused and are kept: {kept}"
+    return f"{refused} of them were refused and are kept: {kept}; the others {spooled}"
+
+
+def _of_engines(engines: Sequence[EngineState], refused: int) -> Iterable[Trouble]:
     silent = [engine.engine for engine in engines if engine.state is State.SILENT]
     if silent:
         yield _trouble(
@@ -90,7 +101,7 @@ def _of_engines(engines: Sequence[EngineState]) -> Iterable[Trouble]:
         missing = sum(engine.missing for engine in engines)
         yield _trouble(
             Severity.WARNING, f"{missing} batches are missing in the last 24 hours: {_named(gaps)}",
-            "they may still lie in the engine's spool: `kvledger ingest DIR` books it",
+            way_to_missing(missing, refused),
         )  # fmt: skip
     skewed = [engine.engine for engine in engines if abs(engine.skew_us) > SKEW_US_MAX]
     if skewed:
@@ -101,12 +112,11 @@ def _of_engines(engines: Sequence[EngineState]) -> Iterable[Trouble]:
 
 
 def _of_targets(seen: Sequence[Seen], now_us: int) -> Iterable[Trouble]:
-    # One that was just added has not had the time for a record yet.
-    down = [each.target.engine for each in seen if not each.answers and each.target.since_us < now_us - LATE_US]
+    down = [each.named for each in seen if each.down(now_us)]
     if down:
         yield _trouble(
-            Severity.CRITICAL, f"scraped and not answering for two minutes: {_named(down)}",
-            "`kvledger inspect URL` says why (`collect list` has the URLs); its time is unobserved, then vacant",
+            Severity.CRITICAL, f"nothing could be read of what is scraped for two minutes: {_named(down)}",
+            "`kvledger collect list` has the addresses, `inspect URL` asks one; its time is unobserved, then vacant",
         )  # fmt: skip
     dead = [f"{each.target.engine} ({', '.join(each.dead)})" for each in seen if each.dead]
     if dead:

@@ -111,7 +111,7 @@ function drawScraped(said, hooked) {
   const rest = 1 - pieces.reduce((all, [, part]) => all + part, 0);
   const requests = [[said.running, "running"], [said.waiting, "waiting"]].filter(([number]) => number !== null)
     .map(([number, state]) => `${count(Math.round(number))} ${state}`).join(", ");
-  const odd = [...said.signs, ...(said.answers ? [] : ["not answering"])].map((sign) => sign.replaceAll("_", " "));
+  const odd = [...said.signs, ...(said.answers ? [] : [said.why ?? "not answering"])].map((sign) => sign.replaceAll("_", " "));
   return el("div", { class: "pool" },
     el("p", {}, el("span", { class: "id", title: said.url }, "scraped"), el("span", { class: "dim id" }, [said.kind, said.model, requests].filter(Boolean).join(" · "))),
     ...(hooked || !known ? [] : [
