@@ -117,7 +117,7 @@ def plan(
 
 
 def drive(url: str, asks: Iterable[Ask], *, at_once: int) -> list[Answer]:
-    """Send them in their order, ``at_once`` at a time, and note what comes back."""
+    """Send them in their order, ``at_once`` at a time, and note what comes back; asks may be made as they go."""
 
     async def run() -> list[Answer]:
         # vLLM closes a connection that is idle for 5 s: it must not be taken up again in that instant.
@@ -126,7 +126,7 @@ def drive(url: str, asks: Iterable[Ask], *, at_once: int) -> list[Answer]:
             httpx.AsyncClient(limits=limits) as http,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as client,
         ):
-            waiting = iter(list(asks))
+            waiting = iter(asks)
 
             async def worker() -> list[Answer]:
                 return [await _sent(client, ask) for ask in waiting]

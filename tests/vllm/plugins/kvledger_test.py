@@ -5,6 +5,7 @@
                   threads run through raise at every call; ``attach``: whatever attaches the hook raises;
                   ``version``: the hook knows no version
 ``DISK_FULL``     a file; while it is there no segment of a spool takes a byte
+``STEP_S``        how much longer each step takes: a tiny model outruns its own server, a large one never does
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import importlib
 import json
 import os
+import time
 from pathlib import Path
 
 GUARDED = {
@@ -54,6 +56,8 @@ def register() -> None:
         _spy_on_arrivals(Path(path))
     if path := os.environ.get("DISK_FULL"):
         _fill_the_disk(Path(path))
+    if seconds := os.environ.get("STEP_S"):
+        _slow_steps_down(float(seconds))
     mode = os.environ.get("BREAK")
     if mode == "version":
         importlib.import_module("ledger.hook.vllm").SUPPORTED = ("0.31",)
@@ -64,6 +68,20 @@ def register() -> None:
                 setattr(module, function, _raising(getattr(module, function), once=False))
     elif mode:
         _break_every_entry_point(once=mode == "once")
+
+
+def _slow_steps_down(seconds: float) -> None:
+    """The outputs of a step that computed anything come so much later."""
+    scheduler = _found("vllm.v1.core.sched.scheduler.Scheduler")
+    update = scheduler.update_from_output
+
+    @functools.wraps(update)
+    def updated(self, scheduler_output, *args, **kwargs):
+        if scheduler_output.total_num_scheduled_tokens:
+            time.sleep(seconds)
+        return update(self, scheduler_output, *args, **kwargs)
+
+    scheduler.update_from_output = updated
 
 
 def _break_every_entry_point(*, once: bool) -> None:
