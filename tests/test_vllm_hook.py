@@ -66,6 +66,7 @@ class FakeScheduler:
     def __init__(self, *, connector=None):
         self.connector = connector
         self.running = []
+        self.num_spec_tokens = 0
         self.vllm_config = object()
         self.manager = FullAttentionManager()
         self.pool = FakePool(8)
@@ -268,6 +269,29 @@ def test_a_listener_that_raises_does_not_keep_a_block_from_its_pool(clock):
     assert scheduler.pool.reset_prefix_cache()
     assert [block.ref_cnt for block in scheduler.pool.blocks] == [0] * 9
     assert set(listener.told) == {"releasing", "free_blocks", "evict_blocks", "reset_prefix_cache"}
+
+
+@pytest.mark.parametrize("call", ["scheduling", "scheduled", "updating", "updated"])
+def test_what_goes_wrong_in_a_step_is_kept_from_the_engine_and_told(clock, caplog, call):
+    def stopped():
+        raise ZeroDivisionError
+
+    recorder = recorder_of(FakeScheduler(), clock)
+    recorder._now_us = stopped
+    for _ in range(2):
+        getattr(recorder, call)(*{"scheduled": [None], "updated": [{}, None]}.get(call, []))
+    assert recorder.faults == {call: 2}
+    assert recorder.meter.faults["hook_error"] == 2
+    assert [one.getMessage() for one in caplog.records if call in one.getMessage()]
+
+
+@pytest.mark.parametrize(("drafts", "sampled"), [(0, [[7], []]), (3, [[7], [8, 9]]), (3, [[7], []])])
+def test_requests_that_give_other_than_one_token_are_told(clock, drafts, sampled):
+    scheduler = FakeScheduler()
+    scheduler.num_spec_tokens = drafts
+    recorder = recorder_of(scheduler, clock)
+    told = recorder._accepted({"a": 1, "b": 1}, Some(sampled_token_ids=sampled, req_id_to_index={"a": 0, "b": 1}))
+    assert told == {"b": len(sampled[1])}
 
 
 def test_a_guarded_call_never_raises_and_is_skipped_once_off():

@@ -91,7 +91,8 @@ def _break_every_entry_point(*, once: bool) -> None:
     for name, methods in GUARDED.items():
         owner = _found(name)
         for method in methods:
-            setattr(owner, method, guard.guarded(_raising(getattr(owner, method).__wrapped__, once=once)))
+            made = getattr(owner, method)
+            setattr(owner, method, guard.guarded(_raising(getattr(made, "__wrapped__", made), once=once)))
     _break_the_clock_of_steps(once=once)
     for name, methods in (CALLED | (BESIDE if once else {})).items():
         owner = _found(name)
