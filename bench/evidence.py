@@ -33,6 +33,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "bench-replay": ("python -m bench.bench_replay",),
     "bench-outbox": ("python -m bench.bench_outbox",),
     "bench-service": ("python -m bench.bench_service",),
+    "bench-load": ("python -m bench.bench_load",),
+    "bench-load-hour": ("python -m bench.bench_load --engines 20 --minutes 60",),
     "bench-statement": ("python -m bench.bench_statement",),
     "bench-vllm": ("python -m bench.bench_vllm",),
     "bench-scrape": ("python -m bench.bench_scrape",),

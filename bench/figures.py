@@ -34,15 +34,24 @@ class Figure:
         return f"{self.name:<66}{self.value:>14,.2f} {self.unit:<10}{limit:>8} {verdict}".rstrip()
 
 
-def main(bench: str, about: str | None, measure: Callable[[bool], list[Figure]]) -> int:
-    """The command line of a bench: ``--quick``, ``--json FILE``; exits 1 where a limit does not hold."""
+def command(bench: str, about: str | None) -> argparse.ArgumentParser:
+    """The command line of a bench: ``--quick``, ``--json FILE``."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{bench}", description=(about or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in a file too")
-    options = parser.parse_args()
-    figures = measure(options.quick)
+    return parser
+
+
+def tell(figures: list[Figure], kept: Path | None) -> int:
+    """Print the figures, and keep them where the command says; 1 where a limit does not hold."""
     for figure in figures:
         print(figure.line(), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    if kept:
+        kept.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
     return 0 if all(figure.holds for figure in figures) else 1
+
+
+def main(bench: str, about: str | None, measure: Callable[[bool], list[Figure]]) -> int:
+    """A bench that has no arguments of its own; exits 1 where a limit does not hold."""
+    options = command(bench, about).parse_args()
+    return tell(measure(options.quick), options.json)

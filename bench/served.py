@@ -30,7 +30,7 @@ from ledger.web.listening import listen
 from ledger.web.service import make_service, settle_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from multiprocessing.connection import Connection
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -181,7 +181,7 @@ def _driven(port: int, requests: list[list[bytes]]) -> Delivered:
 class Line:
     """An engine's connection and what it has left to send."""
 
-    def __init__(self, port: int, requests: list[bytes]) -> None:
+    def __init__(self, port: int, requests: Iterable[bytes]) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._requests = iter(requests)
@@ -193,9 +193,13 @@ class Line:
         following = next(self._requests, None)
         if following is None:
             return False
-        self.sent_s = time.perf_counter()
-        self.socket.sendall(following)
+        self.put(following)
         return True
+
+    def put(self, whole: bytes) -> None:
+        """Send this request."""
+        self.sent_s = time.perf_counter()
+        self.socket.sendall(whole)
 
     def answered(self) -> bool:
         """Read what came; whether an answer is there whole. AssertionError where a batch was not taken."""
