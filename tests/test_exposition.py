@@ -72,8 +72,17 @@ def test_a_counter_keeps_the_name_that_its_engine_gave_it() -> None:
     assert text.families == {"nv_inference_count": 1, "iteration_tokens_total": 3}
 
 
+def test_a_bad_line_is_bad_whether_its_name_is_wanted_or_not() -> None:
+    raw = (
+        b'a 1\nthis line is broken\nb{x="1",...} 2\n<html>\nb 3 1700000000000\nb{x=" # y"} -.5e-3 # {t="1"} 1\n\xff 1\n'
+    )
+    every, some = parse(raw), parse(raw, wanted=lambda name: name == "a")
+    assert [line.line for line in some.bad] == [line.line for line in every.bad] == [2, 3, 4, 7]
+    assert some.families == every.families == {"a": 1, "b": 2}
+
+
 def test_names_that_are_not_wanted_are_counted_by_family_and_not_read() -> None:
-    text = parse(b'# TYPE b histogram\na 1\nb_sum{x="} 2\nb_count 2\n', wanted=lambda name: name == "a")
+    text = parse(b'# TYPE b histogram\na 1\nb_sum{x="1"} Inf\nb_count 2\n', wanted=lambda name: name == "a")
     assert set(text.samples) == {"a"}
     assert text.families == {"a": 1, "b": 2}
     assert text.bad_lines == 0

@@ -28,6 +28,11 @@ SUFFIXES: Final = ("_bucket", "_count", "_sum", "_created", "_total", "_info")
 
 _NAME: Final = re.compile(r"[^\s{]*")
 _VALID: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_PLAIN: Final = re.compile(
+    r'[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_]\w*="[^"\\]*",?)*\})?\s+[-+.0-9IiNn]\S*(?:\s+-?[0-9.]\S*)?', re.ASCII
+)
+"""A sample as nearly all of them are."""
+
 _NOT_UTF8: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -72,7 +77,7 @@ class Exposition:
 
 
 def parse(raw: bytes, *, wanted: Callable[[str], bool] | None = None) -> Exposition:
-    """Read a text; of names that are not ``wanted`` nothing but the family is looked at."""
+    """Read a text; of names that are not ``wanted`` no more than whether the line can be read."""
     samples: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
     families: dict[str, int] = {}
     kinds: dict[str, str] = {}
@@ -85,6 +90,8 @@ def parse(raw: bytes, *, wanted: Callable[[str], bool] | None = None) -> Exposit
                 continue
             name = _NAME.match(line)[0]  # type: ignore[index] # it matches the empty text, too
             if wanted is not None and name and not wanted(name):
+                if not _PLAIN.fullmatch(line):
+                    _sample(line, number)  # it is odd: whether it is bad, the parser knows
                 family = _family(name, kinds)
                 families[family] = families.get(family, 0) + 1
                 continue
@@ -114,7 +121,7 @@ def parse(raw: bytes, *, wanted: Callable[[str], bool] | None = None) -> Exposit
 
 def _lines(raw: bytes) -> Iterator[str]:
     """Lines without their blanks; an empty one comes as a comment, so that it still counts."""
-    for line in raw.removesuffix(b"\n").decode("utf-8", errors="surrogateescape").split("\n"):
+    for line in () if not raw else raw.removesuffix(b"\n").decode("utf-8", errors="surrogateescape").split("\n"):
         yield line.strip() or "#"
 
 
