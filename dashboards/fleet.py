@@ -26,6 +26,7 @@ with warnings.catch_warnings():
 
 from alerts.promql import LEADS, series
 from ledger import metrics as m
+from ledger import metrics_scraped as ms
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.cog.builder import Builder
@@ -195,6 +196,50 @@ ENGINES: Final = (
     ),
 )
 
+SCRAPED: Final = (
+    Panel(
+        title="Requests running and waiting",
+        says="By the engine's own gauges at the last scrape; a gauge that is known to be dead is left out.",
+        asks=(("{{engine}} {{state}}", f"max by (engine, state) ({_engines(ms.REQUESTS_NOW)})"),),
+        stacked=True,
+    ),
+    Panel(
+        title="Scraped and hook: difference",
+        says="Of engines that have both, over five minutes: scraped less hook, over the larger of both. 0: they agree.",
+        asks=(("{{engine}} {{figure}}", f"max by (engine, figure) ({_engines(ms.DIFFERENCE)})"),),
+        unit="percentunit",
+        none="no engine has a hook and is scraped",
+    ),
+    Panel(
+        title="Scrapes by outcome",
+        says="Each second; a target is asked every 15 s. docs/metrics.md tells each outcome.",
+        asks=(("{{outcome}}", _rate(_engines(ms.SCRAPES), "outcome")),),
+        stacked=True,
+    ),
+    Panel(
+        title="Since a target last answered",
+        says="15 s or less where all is well. `kvledger collect list` says why one does not.",
+        asks=(("{{engine}}", f"time() - max by (engine) ({_engines(ms.SCRAPED)})"),),
+        unit="s",
+    ),
+    Panel(
+        title="What was odd about answers",
+        says="In an hour, by sign: restarts, resets, gaps, renamed and vanished metrics, dead gauges, values that "
+        "cannot be, lines that cannot be read. docs/collectors.md tells each.",
+        asks=(("{{engine}} {{sign}}", f"sum by (engine, sign) (increase({_engines(ms.SIGNS)}[1h]))"),),
+        none="nothing",
+    ),
+    Panel(
+        title="Scrapes: how late they began, how long they took",
+        says="Late: from the instant at which one was due. All targets together.",
+        asks=(
+            *_quantiles(ms.SCRAPE_LATE, "", "late"),
+            *_quantiles(ms.SCRAPE_TIME, "outcome", "{{outcome}}"),
+        ),
+        unit="s",
+    ),
+)
+
 _SHORT: Final = _part(m.REQUEST_LENGTH, "_bucket", direction="in", le=LONG_LE)
 _ALL: Final = _part(m.REQUEST_LENGTH, "_count", direction="in")
 
@@ -317,7 +362,13 @@ LEDGER: Final = (
     ),
 )
 
-ROWS: Final = (("Money", MONEY), ("Engines", ENGINES), ("Requests", REQUESTS), ("Facts", FACTS), ("Ledger", LEDGER))
+ROWS: Final = (
+    ("Money", MONEY), ("Engines", ENGINES), ("Requests", REQUESTS), ("Facts", FACTS),
+    ("Seen from outside", SCRAPED), ("Ledger", LEDGER),
+)  # fmt: skip
+
+_ENGINES_HEARD: Final = f'{{__name__=~"{m.ENGINE_HEARD.name}|{ms.SCRAPED.name}"}}'
+"""Every engine, by its hook or by being scraped."""
 
 SOURCE: Final = parts.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -376,7 +427,7 @@ def make() -> parts.Dashboard:
             dashboard.QueryVariable("engine")
             .label("Engine")
             .datasource(SOURCE)
-            .query(f"label_values({m.ENGINE_HEARD.name}, engine)")
+            .query(f"label_values({_ENGINES_HEARD}, engine)")
             .refresh(parts.VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(parts.VariableSort.ALPHABETICAL_ASC)
             .multi(True)

@@ -8,14 +8,17 @@ import time
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from driven import VLLM, Driven
 from observing import PERIOD_US, START_S, Prometheus, Serving, alertmanager, prometheus, serving, until, webhook
 from programs import output
-from serving import START
+from serving import START, Clock
 
 from ledger import ingest, wire
+from ledger.collectors.fetch import Unfetched, Why
 from ledger.core.records import Batch, Boot, HookReport, Origin, Source
 from ledger.reference.replay import replay
 from ledger.reference.workload import mixed_day
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 BEFORE_S, LIVE_S = 70 * 60, 12 * 60
 """The books have more than an hour; what is now lasts twelve simulated minutes, in a few real seconds."""
+
+HOOKED = "engine-0"
+"""One of the engines of the workload."""
 
 HEARD = "max(kvledger_engine_last_period_timestamp_seconds)"
 
@@ -44,6 +50,8 @@ def days_batches(start_us: int, seconds: int) -> list[tuple[int, bytes]]:
     def emit(batch: Batch) -> None:
         # Their hooks had trouble once, so that what shows it has something to show.
         batch = replace(batch, hook=HookReport(dropped=(("queue_full", 1),), faults=(("unknown_request", 2),)))
+        # What is scraped is live, and a ledger is live or simulated.
+        batch = replace(batch, source=replace(batch.source, origin=Origin.LIVE))
         raw = wire.encode(batch, chains.get(batch.source.engine, b""))
         chains[batch.source.engine] = wire.digest_of(raw)
         made.append((batch.end_us, raw))
@@ -53,12 +61,22 @@ def days_batches(start_us: int, seconds: int) -> list[tuple[int, bytes]]:
     return sorted((each for each in made if each[0] <= start_us + seconds * 1_000_000), key=lambda each: each[0])
 
 
-def live(here: Serving, watch: Prometheus, batches: list[tuple[int, bytes]], clock: list[int]) -> None:
-    """Deliver period by period, the service's clock with it; Prometheus sees every fourth. One batch never comes."""
+def targets(here: Serving, clock: Clock) -> Driven:
+    """Have an engine without a hook scraped, one of those that have one, and one that is down."""
+    told = f"{VLLM}this line is broken\n"
+    answers = {"chat-0": told, HOOKED: told, "down": Unfetched(Why.UNREACHABLE, "refused")}
+    return Driven(SimpleNamespace(service=here.service, clock=clock), **answers)
+
+
+def live(here: Serving, watch: Prometheus, batches: list[tuple[int, bytes]], clock: Clock) -> None:
+    """Deliver and scrape period by period, the clock with it; Prometheus sees every fourth. One batch never comes."""
     lost = False
+    driven = targets(here, clock)
     for number, (end_us, some) in enumerate(groupby(batches, key=lambda each: each[0] // PERIOD_US)):
+        here.service.kept.forget()
+        driven.live((end_us * PERIOD_US + 1_000_000 - clock.us) / 1e6)
         for end, raw in some:
-            clock[0] = end + 1_000_000
+            clock.us = max(clock.us, end + 1_000_000)
             if not lost and number == 8:
                 lost = True
                 continue
@@ -80,13 +98,13 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def test_every_panel_finds_finite_figures_of_a_service_under_load(tmp_path: Path) -> None:
-    clock = [START]
+    clock = Clock()
     batches = days_batches(START, BEFORE_S + LIVE_S)
     split_us = START + BEFORE_S * 1_000_000
-    with serving(tmp_path, clock_us=lambda: clock[0], start_us=START) as here:
+    with serving(tmp_path, clock_us=clock.wall, start_us=START) as here:
         for end_us, raw in batches:
             if end_us <= split_us:
-                clock[0] = end_us
+                clock.us = end_us
                 assert ingest.accept(here.service.database, raw, end_us).refusal is None
         with prometheus(tmp_path / "prometheus", here.address) as watch:
             assert here.post(b"{") == 422
