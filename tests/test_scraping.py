@@ -40,6 +40,83 @@ def test_an_engine_without_a_hook_is_shown_by_its_own_words(empty: Served) -> No
     assert metrics.value(ms.SCRAPED, ("engine",)) > START / 1e6
 
 
+TEXTS = {
+    "vllm": VLLM,
+    "vllm of before": VLLM.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "sglang": """\
+sglang:num_running_reqs{model_name="m",tp_rank="0"} 2
+sglang:num_running_reqs{model_name="m",tp_rank="1"} 2
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1
+sglang:token_usage{model_name="m",tp_rank="0"} 0.25
+sglang:prompt_tokens_total{model_name="m"} %(ten)d
+sglang:generation_tokens_total{model_name="m"} %(ten)d
+""",
+    "triton_trtllm": """\
+nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 2
+nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 1
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="1"} 25
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m",version="1"} 100
+""",
+    "llamacpp": """\
+llamacpp:requests_processing 2
+llamacpp:requests_deferred 1
+llamacpp:kv_cache_usage_ratio 0.25
+llamacpp:prompt_tokens_total %(ten)d
+llamacpp:tokens_predicted_total %(ten)d
+""",
+    "dynamo": """\
+dynamo_frontend_inflight_requests{model="m"} 3
+dynamo_frontend_queued_requests{model="m"} 1
+dynamo_frontend_input_sequence_tokens_sum{model="m"} %(ten)d
+dynamo_frontend_output_tokens_total{model="m"} %(ten)d
+""",
+}
+"""Two requests run, one waits, a quarter of the KV memory is held, ten tokens a second come and go, as each says it."""
+
+TELLS_NO_TOKENS, TELLS_NO_KV = {"triton_trtllm"}, {"dynamo"}
+
+
+@pytest.mark.parametrize("engine", TEXTS)
+def test_every_kind_of_engine_has_the_same_metrics_under_the_same_names(empty: Served, engine: str) -> None:
+    driven = Driven(empty, engine=TEXTS[engine])
+    driven.live(120)
+    metrics = driven.metrics
+    assert [metrics.value(ms.REQUESTS_NOW, ("engine", state)) for state in ("running", "waiting")] == [2, 1]
+    ranks = [rank for rank in ("", "dp0") if metrics.value(m.KV_UTILIZATION, ("engine", "scraped", rank)) == 0.25]
+    assert len(ranks) == (engine not in TELLS_NO_KV)
+    output = metrics.value(m.ENGINE_TOKENS, ("engine", "output"))
+    prompt = sum(metrics.value(m.ENGINE_TOKENS, ("engine", source)) for source in ("prompt", "computed", "cached"))
+    assert prompt == output
+    assert (output >= 900) == (engine not in TELLS_NO_TOKENS)
+    assert driven.records("engine")[-1].busy_us == PERIOD_US
+
+
+def test_what_an_engine_does_to_its_metrics_is_counted_by_sign_and_kept_with_the_records(empty: Served) -> None:
+    told = f"process_start_time_seconds 1000\n{VLLM}"
+    driven = Driven(empty, engine=told)
+    driven.live(60)
+    began_s = (empty.clock.us - driven.began_us) // S
+    lower = 'vllm:generation_tokens_total{engine="0",model_name="m"}'
+    for sign, text in (
+        ("renamed:kv_active", told.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")),
+        ("vanished:kv_active", told.replace("vllm:kv_cache_usage_perc", "vllm:something_else")),
+        ("reset:output_tokens", told.replace(f"{lower} %(ten)d", f"{lower} {began_s}")),
+        ("restart", told.replace("_seconds 1000", "_seconds 5000").replace("%(ten)d", "1").replace("%(one)d", "1")),
+        ("nonsense", told.replace('m"} 2', 'm"} NaN')),
+        ("bad_lines", f"{told}this line is broken\n"),
+    ):
+        before = driven.metrics.value(ms.SIGNS, ("engine", sign.partition(":")[0]))
+        driven.answers["engine"] = text
+        driven.live(15)
+        assert driven.metrics.value(ms.SIGNS, ("engine", sign.partition(":")[0])) > before, sign
+        driven.live(60)
+        assert sign in {word for record in driven.records("engine") for word, _ in record.signs}
+        driven.answers["engine"] = told
+        driven.live(30)
+    assert min(record.output_tokens or 0 for record in driven.records("engine")) >= 0
+    assert audit.audit(empty.service.database) == ()
+
+
 def test_what_is_said_is_kept_by_period_and_sums_to_what_the_counters_moved(empty: Served) -> None:
     driven = Driven(empty, engine=VLLM)
     driven.live(600)
