@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ledger import limits
 from ledger import metrics as m
+from ledger import metrics_gpu as g
 from ledger.core.quantiles import bucket_middle
 from ledger.core.records import Outcome as Ending
 from ledger.ingest import Outcome, Status
@@ -23,6 +24,7 @@ from ledger.store.tables import PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
     from ledger.core.records import Batch, Histogram, PoolOpen, PoolPeriod, RequestRecord
+    from ledger.core.samples import SampleBatch
     from ledger.metric import Labels, Metric
     from ledger.metrics import Metrics
 
@@ -58,6 +60,8 @@ class Live:
         metrics = self._metrics
         reason = "" if outcome.refusal is None else outcome.refusal.reason
         metrics.add(m.BATCHES, (outcome.status.value, reason))
+        if outcome.samples is not None:
+            self._count_samples(outcome.samples, outcome.missing_before)
         batch = outcome.batch
         if outcome.status is not Status.ACCEPTED or batch is None:
             return
@@ -73,6 +77,14 @@ class Live:
         metrics.observe(m.BATCH_LAG, (), max(0, lag_us) / 1e6)
         if lag_us <= limits.LIVE_AGE_US_MAX and not outcome.lost:
             self._show(batch)
+
+    def _count_samples(self, samples: SampleBatch, missing_before: int) -> None:
+        """What an agent could not see, and what did not arrive; the rest is shown by the process that leads."""
+        agent = samples.source.source_id
+        for trouble in samples.troubles:
+            self._metrics.add(g.AGENT_TROUBLES, (agent, trouble.reason), trouble.count)
+        if missing_before:
+            self._metrics.add(g.AGENT_GAPS, (agent,), missing_before)
 
     def _show(self, batch: Batch) -> None:
         engine, metrics = batch.source.engine, self._metrics

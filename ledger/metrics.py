@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from ledger import limits, metrics_scraped
+from ledger import limits, metrics_gpu, metrics_scraped
 from ledger.metric import ENGINES, LATENCY_S, Kind, Labels, Metric
 
 if TYPE_CHECKING:
@@ -275,6 +275,7 @@ DECLARED: Final = (
     JOB_RUNS, JOB_TIME, JOB_SUCCEEDED, LEADER, HTTP_REQUESTS, HTTP_TIME, WORKERS_BUSY, WORKERS, THREADS, DISK_FREE,
     BUILD,
     *metrics_scraped.DECLARED,
+    *metrics_gpu.DECLARED,
 )  # fmt: skip
 
 

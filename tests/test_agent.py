@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,19 +19,27 @@ import pytest
 from batches import T0
 from fake_service import FakeService
 from nvml.stub import GIB, GPU_IS_LOST, Stub
+from sampled import AgentLife
 
+from ledger import wire
 from ledger.collectors.agent import AgentLoop
 from ledger.collectors.gpu_readings import GpuReading, Look, ProcessReading
 from ledger.collectors.procfs import Processes
 from ledger.commands import agent as command
+from ledger.commands import agent_inside as agent_inside_module
+from ledger.commands.agent_inside import BookingPost, agent_inside, wanted
 from ledger.commands.agent_settings import DECLARED, load_agent
 from ledger.core.records import PERIOD_US, Origin
 from ledger.core.samples import Agent, Gpu, SampleBatch
-from ledger.errors import UsageError
+from ledger.errors import StoreError, UsageError
+from ledger.ingest import accept
+from ledger.metrics import BATCHES
+from ledger.outbox.post import Unreachable
 from ledger.sample_laws import sample_breach
 
 if TYPE_CHECKING:
     from commandline import CommandLine
+    from serving import Served
 
 ROOT = Path(__file__).parents[1]
 SECOND = 1_000_000
@@ -228,3 +239,67 @@ def test_a_process_delivers_what_the_driver_says_and_its_last_period_when_it_is_
     assert {row.watch for row in rows if row.pid == os.getpid()} <= {"gpu"}
     assert any(row.watch == "own" for row in rows)
     assert not any((tmp_path / "spool").rglob("*.seg")), "nothing waits"
+
+
+# --- inside the service ---------------------------------------------------------------------------------
+
+
+def test_an_agent_inside_the_service_books_without_a_token_and_its_last_period_when_it_ends(
+    empty: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLEDGER_HOST", "gpu-7")
+    monkeypatch.setenv("KVLEDGER_URL", "http://elsewhere")  # of an engine beside us: not ours to report to
+    empty.clock.us = time.time_ns() // 1000
+    empty.get("/v1/whoami")  # a request, so that the pool of threads is known
+    driver = Still()
+    with agent_inside(empty.service, driver=lambda: driver) as name:
+        end_s = time.monotonic() + 30
+        while driver.looks < 2 and time.monotonic() < end_s:
+            threading.Event().wait(0.05)
+    assert (name, driver.closed) == ("agent:gpu-7", True)
+    empty.clock.us = time.time_ns() // 1000
+    (row,) = empty.get("/v1/gpus").json()["rows"]
+    assert (row["gpu"], row["used_bytes"], row["agent"]) == ("GPU-1", 2 * GIB, "agent:gpu-7")
+    (process,) = [row for row in empty.get("/v1/processes").json()["rows"] if row["watch"] == "own"]
+    assert process["pid"] == os.getpid()
+    assert process["workers"] > 0
+    assert process["workers_busy"] is not None
+
+
+def test_refused_samples_of_the_agent_inside_are_given_up_and_a_broken_database_is_waited_for(
+    empty: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = BookingPost(empty.service)
+    assert post(zlib.compress(b"{}", wbits=31), "").status == 422
+    good = zlib.compress(wire.encode(AgentLife(start_us=empty.clock.us - 60 * SECOND).period()), wbits=31)
+
+    def broken(*_args: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(empty.service.database, "write", broken)
+        with pytest.raises(Unreachable, match="the disk is full"):
+            post(good, "")
+    assert post(good, "").status == 200
+    assert empty.service.metrics.value(BATCHES, ("accepted", "")) == 1
+
+
+def test_an_agent_runs_inside_by_itself_where_there_is_a_driver_and_the_ledger_is_live(
+    empty: Served, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_inside_module, "LIBRARY", "libno-such-driver.so.1")
+    assert not wanted(empty.service, "auto", demo=False)
+    assert wanted(empty.service, "on", demo=False), "asked for, it waits for a driver to come"
+    monkeypatch.setattr(agent_inside_module, "LIBRARY", str(nvml_library))
+    assert wanted(empty.service, "auto", demo=False)
+    assert not wanted(empty.service, "off", demo=False)
+    assert not wanted(empty.service, "auto", demo=True)
+    simulated = AgentLife(start_us=empty.clock.us - 60 * SECOND).period()
+    assert accept(empty.service.database, wire.encode(simulated), empty.clock.us).refusal is None
+    assert not wanted(empty.service, "auto", demo=False), "a simulated ledger takes nothing from a real GPU"
+    with pytest.raises(UsageError, match="simulated"):
+        wanted(empty.service, "on", demo=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    assert not wanted(empty.service, "auto", demo=False)
+    with pytest.raises(UsageError, match=r"kvledger\[agent\]"):
+        wanted(empty.service, "on", demo=False)

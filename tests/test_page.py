@@ -1,19 +1,11 @@
-"""The page in a real browser: it draws what the interface says, and executes nothing of it.
-
-The browser is Chromium, found by its usual names or by CHROMIUM; without one these tests skip with one clear line,
-and in CI they fail.
-"""
+"""The page in a real browser: it draws what the interface says, and executes nothing of it."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
+from browser import browse, on_a_socket
 from serving import START, Clock, Served, open_books, serve
 
 from ledger import ingest, wire
@@ -34,8 +26,6 @@ from ledger.core.records import (
 from ledger.settle import settle
 from ledger.store import migrate
 from ledger.store.database import connect
-from ledger.web.app import make_app
-from ledger.web.listening import listen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,18 +43,6 @@ HOSTILE = (
     "x" * 512,
 )
 """Ids that somebody may put into a header."""
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome", "headless_shell")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
-        message = "no Chromium to look at the page with: install chromium, or name one with CHROMIUM"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
 
 
 @pytest.fixture
@@ -117,24 +95,8 @@ def hostile(tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def address(hostile: Served) -> Iterator[str]:
     """The service on a real socket."""
-    listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(hostile.service), log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
-    listener.close()
-
-
-def browse(chromium: str, profile: Path, url: str) -> str:
-    """The document of ``url`` once its scripts have run for some (virtual) seconds."""
-    command = [
-        chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        f"--user-data-dir={profile}", "--virtual-time-budget=9000", "--dump-dom", url,
-    ]  # fmt: skip
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    return done.stdout
+    with on_a_socket(hostile.service) as url:
+        yield url
 
 
 def test_ids_full_of_markup_are_shown_as_they_are_and_executed_by_nobody(

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from ledger import config, ingest, limits
 from ledger.cli import settings_of
+from ledger.commands.agent_inside import agent_inside, wanted
 from ledger.commands.opening import Ledger, fit_terms, make_folder, now_us, opened_or_made
 from ledger.core.periods import HOUR_US, period_start
 from ledger.errors import LedgerError, UsageError
@@ -112,6 +113,7 @@ def serve(args: Namespace) -> int:
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
+        with_agent = wanted(service, args.agent, demo=args.demo)
         _tell(url, first, ledger, demo=args.demo)
         settle_memory()
         runner.start()
@@ -120,7 +122,10 @@ def serve(args: Namespace) -> int:
         serving = threading.Thread(target=_run, args=(server, listener, over), name="http")
         serving.start()
         try:
-            with _engines(ledger, url) if args.demo else _nothing():
+            with (
+                _engines(ledger, url) if args.demo else _nothing(),
+                _agent(service) if with_agent else _nothing(),
+            ):
                 # Not by join(): interrupted, it takes a thread that runs for one that has ended (CPython before 3.13).
                 while not over.wait(ORPHANED_S) and not _orphaned(args.parent):
                     pass
@@ -237,6 +242,13 @@ def _which(ledger: Ledger) -> str:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+@contextmanager
+def _agent(service: Service) -> Iterator[None]:
+    with agent_inside(service) as name:
+        print(f"  agent        {name} samples the GPUs of this machine", flush=True)
+        yield
 
 
 # --- the demonstration ------------------------------------------------------------------------------------

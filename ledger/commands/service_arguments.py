@@ -67,6 +67,12 @@ def add(commands: Commands) -> None:
         help="in a ledger of its own (service.db of --state-dir): back-fill a simulated day, then run two engines",
     )  # fmt: skip
     made.add_argument(
+        "--agent",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="sample this machine's GPUs as well; default: auto, where it has NVIDIA's driver and the binding",
+    )
+    made.add_argument(
         "--hours", metavar="N", type=int, default=24, choices=range(25), help="of the back-filled day; default: 24"
     )
     _parent(made)

@@ -13,6 +13,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from ledger import audit
 from ledger import metrics as m
+from ledger.jobs.gpu_metrics import show_gpus
 from ledger.jobs.runner import Job
 from ledger.reports.usage import By, usage
 from ledger.settle import settle
@@ -52,7 +53,7 @@ def _after(length_s: int, grace_s: int) -> CronTrigger:
 
 
 def scan(service: Service, rules: Sequence[Callable[[Sequence[LiveSession], int], None]]) -> None:
-    """The 15-second pass: every live session goes to every rule, and engines are counted by state."""
+    """The 15-second pass: engines are counted by state, GPUs become metrics, every live session goes to every rule."""
     now_us = service.clock_us()
     engines = engines_of(service)
     states = dict.fromkeys((state.value for state in fleet.State), 0)
@@ -61,6 +62,7 @@ def scan(service: Service, rules: Sequence[Callable[[Sequence[LiveSession], int]
     service.metrics.replace(m.ENGINES_KNOWN, {(state,): number for state, number in states.items()})
     off = [engine.engine for engine in engines if engine.state is fleet.State.OFF]
     service.metrics.replace(m.HOOK_OFF, {(engine,): 1 for engine in off[: m.HOOK_OFF.bound]})
+    show_gpus(service)
     if rules:
         with service.database.read() as connection:
             sessions = fleet.live_sessions(connection, engines, now_us)

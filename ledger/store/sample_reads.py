@@ -102,8 +102,10 @@ def _batches(
 
 def _agents(connection: Connection, ids: set[int]) -> dict[int, Agent]:
     a = tables.agents
-    names = [name for name in Agent.__slots__ if name != "origin"]
-    return {
-        row.id: Agent(origin=Origin(row.origin), **{name: getattr(row, name) for name in names})
-        for row in connection.execute(select(a).where(a.c.id.in_(sorted(ids))))
-    }
+    return {row.id: agent_of(row) for row in connection.execute(select(a).where(a.c.id.in_(sorted(ids))))}
+
+
+def agent_of(row: Any) -> Agent:
+    """An agent from a row that has the columns of ``agents``."""
+    described = {name: getattr(row, name) for name in Agent.__slots__ if name != "origin"}
+    return Agent(origin=Origin(row.origin), **described)

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 import ledger
 from ledger import metrics as m
-from ledger.web import batches_api, figures_api, fleet_api, pages, problems
+from ledger.web import batches_api, figures_api, fleet_api, gpus_api, pages, problems
 from ledger.web.callers import Bearer, Login, reader
 from ledger.web.guard import Guard
 from ledger.web.problems import ProblemDetails, responses
@@ -35,6 +35,7 @@ integer nano-units of the ledger's currency (`_nanos`). Integers are exact; thos
 TAGS = [
     {"name": "figures", "description": "What was used and what it cost."},
     {"name": "fleet", "description": "Who reports, and what is wrong."},
+    {"name": "gpus", "description": "GPUs, their memory and the processes on them, as agents see them."},
     {"name": "ingest", "description": "Where engines deliver."},
     {"name": "service", "description": "About the service itself."},
 ]
@@ -57,7 +58,8 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     problems.install(app)
     # Batches first: routes are tried in order.
-    for routes in (batches_api.router, figures_api.router, fleet_api.router, pages.api, router, pages.router):
+    batches, figures, fleet, gpus = batches_api.router, figures_api.router, fleet_api.router, gpus_api.router
+    for routes in (batches, figures, fleet, gpus, pages.api, router, pages.router):
         app.include_router(routes)
     app.add_middleware(Guard, metrics=service.metrics)
     service.metrics.put(m.BUILD, (ledger.__version__,), 1)

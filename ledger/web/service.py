@@ -17,6 +17,7 @@ from ledger import limits
 from ledger.booking import Booking
 from ledger.live import Live
 from ledger.metrics import Metrics
+from ledger.warmth import Warmth
 from ledger.web.access import Gate, Rates
 from ledger.web.bodies import Room
 
@@ -83,6 +84,7 @@ class Service:
     room: Room = field(default_factory=lambda: Room(limits.BODIES_BYTES_MAX))
     """For bodies of batches."""
     ingests: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(limits.INGESTS_MAX))
+    warmth: Warmth = field(default_factory=Warmth)
     job_outcomes: dict[str, str] = field(default_factory=dict)
     """How each job's last run ended, by the job's name (:mod:`ledger.jobs`)."""
 

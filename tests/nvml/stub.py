@@ -126,16 +126,16 @@ def old_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def stub(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """Two devices, behind the binding of this process."""
-    yield from _behind_the_binding(nvml_library, tmp_path, monkeypatch)
+    yield from behind_the_binding(nvml_library, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def old_stub(old_nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """The same behind a driver that lacks what came with 510."""
-    yield from _behind_the_binding(old_nvml_library, tmp_path, monkeypatch)
+    yield from behind_the_binding(old_nvml_library, tmp_path, monkeypatch)
 
 
-def _behind_the_binding(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def behind_the_binding(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """A copy of the library for each test: what is loaded keeps its state and its mapped file."""
     import pynvml  # noqa: PLC0415 - of this room's tests alone
 

@@ -131,6 +131,46 @@ function drawPool(pool) {
       : "no period yet"));
 }
 
+// The parts of a GPU's memory, in the order of the bar: name for people, and what it means.
+const MEMORY = {
+  weights: ["weights", "of the model"],
+  kv_pool: ["KV pool", "blocks of the KV cache"],
+  activations: ["activations", "of an engine beside weights and KV, as it was when it was warm; graphs as well"],
+  engine: ["engine", "an engine's, whose hook does not say for what"],
+  other_processes: ["other processes", "that are no engine's"],
+  instances: ["instances", "used on the instances of this device"],
+  unexplained: ["unexplained", "used by no process, or grown since its engine was warm: it grows when something leaks"],
+  undivided: ["undivided", "used, and nobody says by whom"],
+  reserved: ["reserved", "kept by the driver"],
+  free: ["free", "free"],
+};
+
+function drawGpus(rows, now) {
+  $("gpus-card").hidden = !rows.length;
+  $("gpus").replaceChildren(...rows.map((gpu) => {
+    const sums = Object.keys(MEMORY).map((name) => [name, gpu.parts.filter((piece) => piece.part === name).reduce((all, piece) => all + piece.bytes, 0)])
+      .filter(([name]) => gpu.parts.some((piece) => piece.part === name));
+    const engines = [...new Set(gpu.processes.map((process) => process.engine).filter(Boolean))];
+    return el("article", { class: "engine" },
+      el("header", {},
+        el("b", { class: "id", title: gpu.gpu }, gpu.parent ? `${gpu.index}/${gpu.instance}` : `${gpu.index}`),
+        el("span", { class: "id", title: gpu.model }, gpu.model),
+        el("span", { class: "dim id", title: gpu.host }, gpu.host)),
+      gpu.parts.length
+        ? el("div", { class: "bar" }, sums.filter(([, size]) => size > 0).map(([name, size]) =>
+          el("span", { class: `piece m-${name}`, style: { flexGrow: String(size / (gpu.total_bytes ?? size)) }, title: `${MEMORY[name][0]}: ${gib(size)} (${MEMORY[name][1]})` })))
+        : el("p", { class: "empty" }, "it says nothing of its memory"),
+      el("p", { class: "small parts" }, sums.map(([name, size]) => el("span", {}, el("i", { class: `dot m-${name}` }), `${MEMORY[name][0]} ${gib(size)}`))),
+      el("footer", { class: "dim" },
+        gpu.end_us === null ? el("span", { class: "bad" }, "listed, and does not answer") : `seen ${ago(gpu.end_us, now)}`,
+        gpu.busy_ratio === null ? "" : `\u00a0· busy ${Math.round(100 * gpu.busy_ratio)} %`,
+        gpu.power_watts === null ? "" : `\u00a0· ${Math.round(gpu.power_watts)} W`,
+        el("span", { class: "id", title: engines.join(", ") }, engines.length ? `\u00a0· ${engines.join(", ")}` : "")));
+  }));
+}
+
+const gib = (bytes) => (Math.abs(bytes) < 2 ** 30 ? `${Math.round(bytes / 2 ** 20)} MiB` : `${(bytes / 2 ** 30).toFixed(1)} GiB`);
+
 function drawBatches(rows, now) {
   table($("batches"), [
     ["engine", (row) => el("span", { class: "id", title: row.engine }, row.engine)],
@@ -185,11 +225,13 @@ async function refresh() {
     for (const id of ["troubles-card", "engines-card", "batches-card"]) $(id).hidden = !all;
     drawBill(await get("/v1/statements/current"));
     if (all) {
-      const [engines, batches, troubles] = await Promise.all([get("/v1/engines?limit=200"), get("/v1/batches?limit=12"), get("/v1/troubles")]);
+      const [engines, batches, troubles, gpus] = await Promise.all([
+        get("/v1/engines?limit=200"), get("/v1/batches?limit=12"), get("/v1/troubles"), get("/v1/gpus?limit=200")]);
       drawEngines(engines.rows, now);
       drawBatches(batches.rows, now);
       drawTroubles(troubles);
-    }
+      drawGpus(gpus.rows, now);
+    } else $("gpus-card").hidden = true;
     if (performance.now() - slowAt > SLOW_EVERY_MS) {
       const day = new Date(Date.now() - 86400000).toISOString().slice(0, 19) + "Z";
       const [dear, waste, hours] = await Promise.all([
