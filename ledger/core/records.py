@@ -166,6 +166,9 @@ class Tokens:
     rejected: int = 0
 
 
+NO_TOKENS = Tokens()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemptions:
     """Preemptions by reason."""
@@ -174,6 +177,9 @@ class Preemptions:
     priority: int = 0
     reset: int = 0
     other: int = 0
+
+
+NO_PREEMPTIONS = Preemptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

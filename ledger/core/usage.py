@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ledger.core.findings import Findings
 from ledger.core.money import round_half_up
 from ledger.core.records import (
+    NO_PREEMPTIONS,
+    NO_TOKENS,
     UNATTRIBUTED,
     Dimensions,
     GroupPeriod,
@@ -38,7 +41,7 @@ MICROS_PER_SECOND = 1_000_000
 _HOLDING = tuple(f.name for f in fields(Holding))
 _TOKENS = tuple(f.name for f in fields(Tokens))
 _PREEMPTIONS = tuple(f.name for f in fields(Preemptions))
-_NO_TOKENS, _NO_PREEMPTIONS = Tokens(), Preemptions()
+_tokens, _preemptions = attrgetter(*_TOKENS), attrgetter(*_PREEMPTIONS)
 
 
 @dataclass(slots=True)
@@ -72,12 +75,12 @@ class _Sums:
         mine[2] += held.lookahead_slot_us
         mine[3] += held.held_slot_us
         self.compute += row.compute_us
-        if row.tokens != _NO_TOKENS:
-            for i, name in enumerate(_TOKENS):
-                self.tokens[i] += getattr(row.tokens, name)
-        if row.preemptions != _NO_PREEMPTIONS:
-            for i, name in enumerate(_PREEMPTIONS):
-                self.preemptions[i] += getattr(row.preemptions, name)
+        # Mostly they are these very objects, or small.
+        if row.tokens is not NO_TOKENS:
+            self.tokens = [have + more for have, more in zip(self.tokens, _tokens(row.tokens), strict=True)]
+        if row.preemptions is not NO_PREEMPTIONS:
+            found = _preemptions(row.preemptions)
+            self.preemptions = [have + more for have, more in zip(self.preemptions, found, strict=True)]
 
 
 assert _HOLDING == ("active_block_us", "unfilled_slot_us", "lookahead_slot_us", "held_slot_us")

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ledger import limits
 from ledger.core.records import (
+    NO_PREEMPTIONS,
     NO_REPORT,
+    NO_TOKENS,
     Admission,
     Batch,
     Boot,
@@ -228,16 +230,20 @@ def pool_of(row: Sequence[Any], groups: tuple[GroupPeriod, ...] = ()) -> PoolPer
 
 
 def session_of(row: Sequence[Any], dims: Mapping[int, Dimensions]) -> SessionPeriod:
-    """A session's row from one of ``session_periods`` without its key."""
+    """A session's row from one of ``session_periods`` without its key.
+
+    Written out, since an hour has millions of them; what is all nought, as preemptions mostly are, is shared.
+    """
+    tokens, preemptions = row[9:18], row[18:22]
     return SessionPeriod(
         pool=row[0],
         dims=dims[row[1]],
-        holding=_holding_of(row[2:6]),
+        holding=Holding(active_block_us=row[2], unfilled_slot_us=row[3], lookahead_slot_us=row[4], held_slot_us=row[5]),
         cached_block_us=row[6],
         cached_blocks_end=row[7],
         compute_us=row[8],
-        tokens=_tokens_of(row[9:18]),
-        preemptions=_preemptions_of(row[18:22]),
+        tokens=_tokens_of(tokens) if any(tokens) else NO_TOKENS,
+        preemptions=_preemptions_of(preemptions) if any(preemptions) else NO_PREEMPTIONS,
     )
 
 
@@ -390,8 +396,19 @@ def _holding_of(row: Sequence[int]) -> Holding:
 
 
 def _tokens_of(row: Sequence[int]) -> Tokens:
-    return Tokens(**dict(zip(TOKEN_COLUMNS, row, strict=True)))
+    computed, own, others, transferred, unprocessed, recomputed, output, drafted, rejected = row
+    return Tokens(
+        computed=computed,
+        cached_own=own,
+        cached_others=others,
+        transferred=transferred,
+        unprocessed=unprocessed,
+        recomputed=recomputed,
+        output=output,
+        drafted=drafted,
+        rejected=rejected,
+    )
 
 
 def _preemptions_of(row: Sequence[int]) -> Preemptions:
-    return Preemptions(**dict(zip(PREEMPTION_COLUMNS, row, strict=True)))
+    return Preemptions(kv_full=row[0], priority=row[1], reset=row[2], other=row[3])

@@ -18,22 +18,15 @@ from ledger.core.records import (
     Dimensions,
     Group,
     GroupKind,
-    Holding,
     PoolClose,
     PoolOpen,
-    PoolPeriod,
-    Preemptions,
-    SessionPeriod,
     Shard,
-    StandingCount,
-    Tokens,
 )
 from ledger.core.settlement import BootFacts, PeriodFacts
 from ledger.pricebook import Sight
-from ledger.store import scrapes
+from ledger.store import fact_rows, scrapes
 from ledger.store import tables as f
 from ledger.store.fact_reads import dimensions_by_id
-from ledger.store.tables import HOLDING_COLUMNS, PREEMPTION_COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -384,18 +377,19 @@ class PeriodReader:
         low, high = headers[0].seq, headers[-1].seq
 
         def rows(table: Any) -> dict[int, list[Any]]:
+            """Rows of the pool by seq, without their keys."""
             by_seq: dict[int, list[Any]] = {}
             query = (
                 select(table)
                 .where(_within(table, headers, boot.number, low, high), table.c.pool == pool)
                 .order_by(table.c.seq, table.c.pos)
             )
-            for row in self._connection.execute(query):
-                by_seq.setdefault(row.seq, []).append(row)
+            for _, _, seq, _, *row in self._connection.execute(query).all():
+                by_seq.setdefault(seq, []).append(row)
             return by_seq
 
         pools, sessions, standing = rows(f.pool_periods), rows(f.session_periods), rows(f.standing_counts)
-        self.dimensions(row.dims for kind in (sessions, standing) for found in kind.values() for row in found)
+        self.dimensions(row[1] for kind in (sessions, standing) for found in kind.values() for row in found)
         periods = []
         previous: int | None = None
         for header in headers:
@@ -408,12 +402,9 @@ class PeriodReader:
                     seq=header.seq,
                     start_us=header.start_us,
                     end_us=header.end_us,
-                    pool=next((pool_period(row) for row in pools.get(header.seq, ())), None),
-                    sessions=tuple(session_period(row, self._dims[row.dims]) for row in sessions.get(header.seq, ())),
-                    standing=tuple(
-                        StandingCount(pool=pool, dims=self._dims[row.dims], cached_blocks=row.cached_blocks)
-                        for row in standing.get(header.seq, ())
-                    )
+                    pool=next((fact_rows.pool_of(row) for row in pools.get(header.seq, ())), None),
+                    sessions=tuple(fact_rows.session_of(row, self._dims) for row in sessions.get(header.seq, ())),
+                    standing=tuple(fact_rows.standing_of(row, self._dims) for row in standing.get(header.seq, ()))
                     if header.has_standing
                     else None,
                     gap_before=not known,
@@ -425,38 +416,3 @@ class PeriodReader:
 def _within(table: Any, headers: Sequence[Header], boot: int, low: int, high: int) -> Any:
     days = sorted({header.start_us // DAY_US for header in headers})
     return and_(table.c.day.in_(days), table.c.boot == boot, table.c.seq.between(low, high))
-
-
-# --- rows back to records -------------------------------------------------------------------------------
-
-
-def pool_period(row: Any) -> PoolPeriod:
-    """A row of ``pool_periods`` as the record it was, its groups apart."""
-    return PoolPeriod(
-        pool=row.pool,
-        blocks=row.blocks,
-        active_block_us=row.active_block_us,
-        cached_block_us=row.cached_block_us,
-        free_block_us=row.free_block_us,
-        unfilled_slot_us=row.unfilled_slot_us,
-        lookahead_slot_us=row.lookahead_slot_us,
-        held_slot_us=row.held_slot_us,
-        active_blocks_end=row.active_blocks_end,
-        cached_blocks_end=row.cached_blocks_end,
-        steps=row.steps,
-        step_us=row.step_us,
-    )
-
-
-def session_period(row: Any, dims: Dimensions) -> SessionPeriod:
-    """A row of ``session_periods`` (or one with the same columns) as the record it was."""
-    return SessionPeriod(
-        pool=row.pool,
-        dims=dims,
-        holding=Holding(**{name: getattr(row, name) for name in HOLDING_COLUMNS}),
-        cached_block_us=row.cached_block_us,
-        cached_blocks_end=row.cached_blocks_end,
-        compute_us=row.compute_us,
-        tokens=Tokens(**{name: getattr(row, f"{name}_tokens") for name in TOKEN_COLUMNS}),
-        preemptions=Preemptions(**{name: getattr(row, f"preempted_{name}") for name in PREEMPTION_COLUMNS}),
-    )
