@@ -209,7 +209,7 @@ def test_what_is_scraped_and_cannot_be_read_is_bad_with_its_reason(
         why = Failing(since_us=T0, why="status", detail="it answers 503 Service Unavailable")
         database.write(lambda c: scrapes.note_failures(c, {1: why}))
     for at_us, verdict, found in (
-        (T0 + LATE_US, "ok", "0 of 2 can be read"),  # they were added a moment ago
+        (T0 + LATE_US, "warn", "1 of 2 fail: chat-0 (it answers 503 Service Unavailable)"),  # it began a moment ago
         (T0 + LATE_US + 1, "bad", "of 2 of 2: chat-0 (it answers 503 Service Unavailable), chat-1"),
     ):
         monkeypatch.setattr(doctor, "now_us", lambda at_us=at_us: at_us)

@@ -230,7 +230,8 @@ class Scraper:
     def _take(self, state: _State, at_us: int, took_s: float, raw: bytes) -> None:
         text, reading = read_text(raw, state.kind)
         if reading is None:
-            raise Unfetched(Why.NOT_METRICS, f"{len(text.families)} families, and none is of the kind {state.kind}")
+            known = "none is known" if state.kind == AUTO else f"none is of the kind {state.kind}"
+            raise Unfetched(Why.NOT_METRICS, f"it answers with {len(text.families)} families, and {known}")
         if not reading.gpus and reading.running is None and not reading.counters:
             raise Unfetched(Why.NO_FIGURES, "it tells neither running requests nor tokens")
         source = source_of(reading.kind)

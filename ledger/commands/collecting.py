@@ -88,7 +88,7 @@ def target_list(args: Namespace) -> int:
         Column(key="signs", title="odd"),
         Column(key="failing_us", title="unread since", shape=Shape.TIME),
         Column(key="why"),
-        Column(key="detail", title="because", sentence=True),
+        Column(key="detail", title="because", sentence=True, absent=""),
     )
     rows = []
     for target in targets:

@@ -173,13 +173,13 @@ def _targets(seen: Sequence[Seen], at_us: int) -> Iterator[Check]:
     """What is looked at from outside: engines, and exporters of GPUs."""
     down = [each.named for each in seen if each.down(at_us)]
     dead = [each.target.engine for each in seen if each.answers and each.dead]
-    well = sum(each.answers or (each.exporter and each.failing is None) for each in seen)
-    found = (
-        f"nothing can be read of {len(down)} of {len(seen)}: {named(down)}" if down else f"dead gauges: {named(dead)}"
-    )
+    failing = [each.named for each in seen if each.failing]
+    found = f"nothing can be read of {len(down)} of {len(seen)}: {named(down)}"
+    if not down:
+        found = f"{len(failing)} of {len(seen)} fail: {named(failing)}" if failing else f"dead gauges: {named(dead)}"
     yield judged(
-        "targets", not down and not dead, f"{well} of {len(seen)} can be read",
-        found, "`kvledger collect list` has them, `inspect URL` asks one; docs/collectors.md says what each sign means",
+        "targets", not down and not failing and not dead, f"{len(seen)} scraped, and none fails", found,
+        "`kvledger collect list` has them, `inspect URL` asks one; docs/collectors.md says what each sign means",
         otherwise=Verdict.BAD if down else Verdict.WARN,
     )  # fmt: skip
 

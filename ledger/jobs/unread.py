@@ -7,7 +7,7 @@ target comes, goes or fails for another reason.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ledger.store import scrapes
 from ledger.store.scrapes import Failing
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from ledger.collectors.scraper import Aim, Failure
     from ledger.store.database import Database
+
+
+S: Final = 1_000_000
 
 
 class Unread:
@@ -32,7 +35,8 @@ class Unread:
         with self._lock:
             had = self._failing.get(failure.aim.number)
             if had is None or had.why != failure.why.value:
-                since_us = failure.at_us if had is None else had.since_us
+                # To the second: nobody needs more of it than a person reads.
+                since_us = failure.at_us // S * S if had is None else had.since_us
                 self._failing[failure.aim.number] = Failing(
                     since_us=since_us, why=failure.why.value, detail=failure.detail
                 )
