@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from scraped import T0
 
 from ledger.collectors import document
 from ledger.collectors.inspection import inspect
 from ledger.collectors.known import AUTO, KINDS, read_text
-from ledger.collectors.readings import COUNTERS, Figure, Gpu, Latency, Pool
+from ledger.collectors.readings import COUNTERS, LATENCIES, Figure, Gpu, Latency, Pool
+from ledger.collectors.series import Series
 from ledger.commands import collecting_arguments
+from ledger.core.records import PERIOD_US
+from ledger.core.scraped import ScrapedLatency, ScrapedPeriod
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,6 +167,35 @@ def test_a_recorded_text_says_exactly_this(traces_dir: Path, said: Text, *, told
     assert reading.gpus == said.gpus
     assert reading.nonsense == ()
     assert reading.copies == 0
+
+
+@pytest.mark.parametrize("said", [text for text in TEXTS if not text.gpus], ids=lambda said: said.file)
+def test_a_text_that_is_told_twice_is_a_record_of_what_holds_and_of_nothing_that_moved(
+    traces_dir: Path, said: Text
+) -> None:
+    _, reading = read_text((traces_dir / "metrics" / said.file).read_bytes(), AUTO)
+    assert reading is not None
+    series = Series("e")
+    for at_us in (T0, T0 + PERIOD_US):
+        series.add(at_us, reading)
+    pool = said.pools[0]
+    assert series.period(T0) == (
+        ScrapedPeriod(
+            engine="e", start_us=T0, end_us=T0 + PERIOD_US, kind=said.kind, model=said.models[0], scrapes=1,
+            busy_us=PERIOD_US if said.running else 0,
+            started_us=said.started_us,
+            running_us=None if said.running is None else said.running * PERIOD_US,
+            waiting_us=None if said.waiting is None else said.waiting * PERIOD_US,
+            kv_active_ppm=pool.active_ppm, kv_cached_ppm=pool.cached_ppm,
+            capacity_tokens=pool.capacity, block_size=pool.block_size,
+            finished=None if said.finished is None else tuple(sorted((reason, 0) for reason in said.finished)),
+            latencies=tuple(
+                ScrapedLatency(name=figure.value, buckets=(), over=0, total_us=0)
+                for figure in LATENCIES if figure in said.latencies
+            ),
+            **{figure.value: 0 for figure in said.counters},
+        ),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("said", TEXTS, ids=lambda said: said.file)

@@ -56,6 +56,18 @@ def test_a_record_comes_back_as_it_was_written(db: Database) -> None:
     assert between(db, T0 + 30 * S, T0 + 60 * S) == {}
 
 
+def test_why_targets_cannot_be_read_is_kept_in_place_of_what_was_kept(db: Database) -> None:
+    def kept() -> dict[int, scrapes.Failing]:
+        with db.read() as connection:
+            return scrapes.failures(connection)
+
+    down = scrapes.Failing(since_us=T0, why="unreachable", detail="Connection refused")
+    ill = scrapes.Failing(since_us=T0 + S, why="status", detail="it answers 503")
+    for failing in ({1: down, 2: ill}, {2: down}, {}):
+        db.write(lambda c, failing=failing: scrapes.note_failures(c, failing))
+        assert kept() == failing
+
+
 def test_the_newest_row_of_an_engine_says_where_it_is_scraped_and_saying_it_twice_writes_one(db: Database) -> None:
     assert add(db, "e")
     assert not add(db, "e")
