@@ -400,7 +400,6 @@ def test_a_service_on_postgresql_is_found_by_its_state_directory_else_by_the_set
     well: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = well.kvledger.folder / "state"
-    state.mkdir()
     elsewhere = ("--database", "postgresql://nobody@127.0.0.1:1/none")
     with listening(answering(503)) as port:
         with among_others(state / SERVING) as note, among_others(state / SERVING) as of_a_second:

@@ -146,8 +146,6 @@ def _alone(settings: Settings) -> Iterator[Callable[[str], None]]:
     """An SQLite ledger has one service: two demonstrations would run each engine twice, and one writer is enough."""
     file = file_of(settings.database)
     make_folder(settings.database)
-    if file is None:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with among_others(settings.state_dir / SERVING) if file is None else alone(file) as note:
         yield note
 

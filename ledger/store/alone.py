@@ -85,6 +85,7 @@ def served_at(path: Path) -> str | None:
 
 def _opened(path: Path) -> int:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreError(f"{path} cannot be made ({error.strerror}); see that the folder can be written") from error
