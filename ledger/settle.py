@@ -50,8 +50,13 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provisional:
-    """The figures of time that is not settled yet, up to ``until_us``; nothing of it is written."""
+    """The figures of a month's time that is not settled yet, up to ``until_us``; nothing of it is written.
 
+    They go with what is booked up to ``settled_us`` (None: nothing is), and count twice beside what is booked later.
+    """
+
+    month: str
+    settled_us: int | None
     from_us: int
     until_us: int
     settlements: tuple[Settlement, ...]
@@ -93,7 +98,7 @@ def provisional(db: Database, *, now_us: int, month: str | None = None) -> tuple
     found = []
     with db.read() as snapshot:
         ledger = terms.read_terms(snapshot)
-        from_us = books.settled_until(snapshot)
+        settled_us = from_us = books.settled_until(snapshot)
         if from_us is None:
             start_us = first_us(snapshot)
             if start_us is None:
@@ -108,7 +113,11 @@ def provisional(db: Database, *, now_us: int, month: str | None = None) -> tuple
             start_us, end_us = max(from_us, desk.start_us), min(until_us, desk.end_us)
             found.append(
                 Provisional(
-                    from_us=start_us, until_us=end_us, settlements=tuple(prepare(snapshot, desk, start_us, end_us))
+                    month=str(each),
+                    settled_us=settled_us,
+                    from_us=start_us,
+                    until_us=end_us,
+                    settlements=tuple(prepare(snapshot, desk, start_us, end_us)),
                 )
             )
     return tuple(found)

@@ -35,6 +35,7 @@ from ledger.errors import StoreError, UsageError
 from ledger.intervals import Desk, group_of
 from ledger.pricebook import Price
 from ledger.reports.monthly import read_sessions, read_statement
+from ledger.reports.usage import usage
 from ledger.settle import close_month, provisional, settle
 from ledger.store import book_reads, book_tables, books, findings, prices, terms
 from ledger.store.database import connect
@@ -359,6 +360,28 @@ def test_the_open_hour_is_provisional_up_to_the_last_boundary_that_was_delivered
     assert statement.provisional_from_us == T0 + HOUR
     assert statement.bill_nanos == 4_200_000_000
     assert [(line.tenant, line.amount_nanos) for line in statement.lines] == [("A", 4_200_000_000)]
+
+
+def test_figures_of_the_open_hour_that_are_known_are_not_worked_out_again_until_more_is_settled(
+    sqlite_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ledger(sqlite_db)
+    give_asset(sqlite_db, "gpu-0", "engine-a", 3_600_000_000, from_us=T0)
+    life = Life()
+    deliver(sqlite_db, life, stretch(life, T0 + 130 * MINUTE, {A: (1000, 0)}, opens=True))
+    book(sqlite_db, until_us=T0 + HOUR)
+    now_us = T0 + 130 * MINUTE + 7_000_000
+    known = provisional(sqlite_db, now_us=now_us)
+    whole = {"start_us": T0, "end_us": T0 + 130 * MINUTE}
+    bill, used = read_statement(sqlite_db, NOVEMBER, now_us=now_us), usage(sqlite_db, **whole)
+    with monkeypatch.context() as patched:
+        patched.setattr(Desk, "settlement", None)
+        assert read_statement(sqlite_db, NOVEMBER, now_us=now_us, known=known) == bill
+        assert usage(sqlite_db, **whole, known=known) == used
+    book(sqlite_db, until_us=T0 + 2 * HOUR)
+    later = read_statement(sqlite_db, NOVEMBER, now_us=now_us, known=known)
+    assert (later.provisional_from_us, later.bill_nanos) == (T0 + 2 * HOUR, bill.bill_nanos)
+    assert usage(sqlite_db, **whole, known=known) == used
 
 
 def test_an_engine_that_lags_more_than_a_minute_does_not_hold_the_others_back(sqlite_db: Database) -> None:

@@ -19,7 +19,7 @@ from ledger.reports.usage import By, usage
 from ledger.settle import settle
 from ledger.store import books, fleet, quarantine, retention, terms
 from ledger.store.findings import Severity, list_findings
-from ledger.web.figures_api import bounds_of, read_statement
+from ledger.web.figures_api import bounds_of, open_time, read_statement
 from ledger.web.fleet_api import engines_of
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _units(service: Service, month: str, named: set[str]) -> dict[tuple[str, ...
     if start_us >= end_us or service.settings.metrics_tenants == 0:
         return {}
     units: dict[tuple[str, ...], float] = {}
-    for row in usage(service.database, start_us=start_us, end_us=end_us, by=By.TENANT):
+    for row in usage(service.database, start_us=start_us, end_us=end_us, by=By.TENANT, known=open_time(service)):
         tenant = row.tenant if row.tenant in named else m.OTHER
         units[tenant,] = units.get((tenant,), 0) + (row.weighted_milliunits or 0) / 1000
     return units

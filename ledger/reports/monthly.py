@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from ledger.core.periods import months_between
 from ledger.reports.statement import Heading, from_value, make_statement, of_tenant
-from ledger.settle import booked_statement, provisional
+from ledger.settle import Provisional, booked_statement, provisional
 from ledger.store import book_reads, books, inputs, terms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ledger.core.periods import Month
     from ledger.core.records import Dimensions
     from ledger.core.settlement import Basis
@@ -32,18 +34,27 @@ class SessionLine:
 
 
 def read_statement(
-    db: Database, month: str, *, now_us: int, tenant: str | None = None, basis: Basis | None = None
+    db: Database,
+    month: str,
+    *,
+    now_us: int,
+    tenant: str | None = None,
+    basis: Basis | None = None,
+    known: Sequence[Provisional] = (),
 ) -> Statement:
     """The statement of ``month`` (``YYYY-MM``); ``basis`` is the booked one where none is given.
 
-    Where the month is not settled to its end, what is known of the rest goes along, provisionally.
+    Where the month is not settled to its end, what is known of the rest goes along, provisionally. ``known``: what was
+    worked out of it a while ago; it will do as long as nothing is settled since.
     """
     with db.read() as snapshot:
         closed = _closed(snapshot, month, basis)
         ledger = terms.read_terms(snapshot)
+        settled_us = books.settled_until(snapshot)
     if closed is None:
         wanted = basis or ledger.terms(month).basis
-        rest = provisional(db, now_us=now_us, month=month)
+        rest = [part for part in known if part.month == month and part.settled_us == settled_us]
+        rest = rest or [*provisional(db, now_us=now_us, month=month)]
         with db.read() as snapshot:
             statement = booked_statement(
                 snapshot,

@@ -17,12 +17,12 @@ from ledger.errors import UsageError
 from ledger.intervals import Desk
 from ledger.reports.requests import request_rows
 from ledger.reports.usage_rows import CHARGES, TOKENS, Figures, UsageRow
-from ledger.settle import prepare
+from ledger.settle import Provisional, prepare
 from ledger.store import book_reads, books, inputs, rollups, terms
 from ledger.store.book_reads import POOL_COLUMNS, USAGE_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ledger.core.records import Dimensions
     from ledger.core.settlement import Basis
@@ -80,12 +80,14 @@ def usage(
     by: By = By.TENANT,
     basis: Basis | None = None,
     now_us: int | None = None,
+    known: Sequence[Provisional] = (),
 ) -> tuple[UsageRow, ...]:
     """Usage over ``[start_us, end_us)``, dearest first. Ranges that lie end to end sum to their whole.
 
     Costs are those of each month's booked basis where none is given. Block figures are of pools that carry money,
     save by pool. By request, those that no engine answered for are ``lost`` once their boot has ended at ``now_us``
-    (None: ``end_us``). Raises UsageError for an end off the 15-second grid: within a period nothing is known of when.
+    (None: ``end_us``). ``known`` is not worked out again where it is just what is open of the range, and nothing is
+    settled since. Raises UsageError for an end off the 15-second grid: within a period nothing is known of when.
     """
     for end in (start_us, end_us):
         if not on_grid(end):
@@ -96,7 +98,7 @@ def usage(
     if start_us >= end_us:
         raise UsageError(f"the range [{start_us}, {end_us}) has no length; give a later end")
     with db.read() as snapshot:
-        reading = _Reading(snapshot, start_us, end_us, basis)
+        reading = _Reading(snapshot, start_us, end_us, basis, known)
         reading.read()
         if by is By.POOL:
             rows = reading.pool_rows()
@@ -126,8 +128,11 @@ class Stretch:
 class _Reading:
     """Sums over a range, by engine, pool and dimension set."""
 
-    def __init__(self, snapshot: Connection, start_us: int, end_us: int, basis: Basis | None) -> None:
+    def __init__(
+        self, snapshot: Connection, start_us: int, end_us: int, basis: Basis | None, known: Sequence[Provisional]
+    ) -> None:
         self._snapshot = snapshot
+        self._known = known
         self._range = (start_us, end_us)
         self._basis = basis
         self._reader = inputs.PeriodReader(snapshot)
@@ -141,7 +146,11 @@ class _Reading:
     def read(self) -> None:
         ledger = terms.read_terms(self._snapshot)
         length_us = ledger.interval_us
-        settled_us = books.settled_until(self._snapshot) or 0
+        booked_us = books.settled_until(self._snapshot)
+        settled_us = booked_us or 0
+        made_before = {
+            (part.from_us, part.until_us): part.settlements for part in self._known if part.settled_us == booked_us
+        }
         for month in months_between(*self._range, ledger.zone):
             first_us, last_us = ledger.month_bounds(str(month))
             start_us, end_us = max(first_us, self._range[0]), min(last_us, self._range[1])
@@ -155,9 +164,11 @@ class _Reading:
                 cuts = [(start_us, end_us)]
             for from_us, to_us in cuts:
                 if from_us < to_us:
-                    desk = Desk(self._snapshot, str(month), to_us)
-                    for made in prepare(self._snapshot, desk, from_us, to_us):
+                    for made in made_before.get((from_us, to_us)) or self._prepared(str(month), from_us, to_us):
                         self._add_open(basis, made)
+
+    def _prepared(self, month: str, from_us: int, to_us: int) -> Iterator[Settlement]:
+        return prepare(self._snapshot, Desk(self._snapshot, month, to_us), from_us, to_us)
 
     def rows(self, by: By) -> list[UsageRow]:
         keys: dict[By, Callable[[Dimensions], UsageRow]] = {

@@ -19,7 +19,7 @@ from ledger.core.settlement import Basis
 from ledger.reports import monthly
 from ledger.reports import statement as statements_of
 from ledger.reports.usage import By, columns, usage
-from ledger.settle import first_us, provisional
+from ledger.settle import Provisional, first_us, provisional
 from ledger.store import books, costs, terms
 from ledger.web import shapes
 from ledger.web.answers import (
@@ -213,7 +213,7 @@ def read_statement(service: Service, of_month: str | None, basis: Basis | None =
         if wanted is None:
             with service.database.read() as connection:
                 wanted = terms.read_terms(connection).month(now_us)
-        return monthly.read_statement(service.database, wanted, now_us=now_us, basis=basis)
+        return monthly.read_statement(service.database, wanted, now_us=now_us, basis=basis, known=open_time(service))
 
     found: statements_of.Statement = service.kept.get(("statement", of_month, basis), made)
     return found
@@ -226,7 +226,8 @@ def _usage(service: Service, span: tuple[int, int], by: By, basis: Basis | None)
     def made() -> list[dict[str, Any]]:
         if span[0] == span[1]:
             return []
-        found = usage(service.database, start_us=span[0], end_us=span[1], by=by, basis=basis)
+        known = open_time(service)
+        found = usage(service.database, start_us=span[0], end_us=span[1], by=by, basis=basis, known=known)
         return [{name: getattr(row, name) for name in names} for row in found]
 
     rows: list[dict[str, Any]] = service.kept.get(("usage", span, by, basis), made, seconds=SLOW_KEPT_S)
@@ -255,15 +256,21 @@ def _range(service: Service, since: str | None, until: str | None, *, most_us: i
     return (low, high) if low < high else (low, low)
 
 
-def bounds_of(service: Service) -> tuple[int, int]:
-    """Where the ledger's time begins, and the boundary up to which it is known; some seconds old at most."""
-    found: tuple[int, int] = service.kept.get("bounds", lambda: _bounds(service))
+def open_time(service: Service) -> tuple[Provisional, ...]:
+    """What is not settled yet, as it was a while ago; all figures of it that are shown are made of this."""
+    with service.database.read() as connection:
+        settled_us = books.settled_until(connection)
+
+    def made() -> tuple[Provisional, ...]:
+        return provisional(service.database, now_us=service.clock_us())
+
+    found: tuple[Provisional, ...] = service.kept.get(("open", settled_us), made)
     return found
 
 
-def _bounds(service: Service) -> tuple[int, int]:
-    now_us = service.clock_us()
-    parts = provisional(service.database, now_us=now_us)
+def bounds_of(service: Service) -> tuple[int, int]:
+    """Where the ledger's time begins, and the boundary up to which it is known; as old as :func:`open_time`."""
+    parts = open_time(service)
     with service.database.read() as connection:
         first = first_us(connection)
         settled = books.settled_until(connection)
@@ -274,7 +281,8 @@ def _bounds(service: Service) -> tuple[int, int]:
 def _costs(service: Service, span: tuple[int, int], by: Bucket, basis: Basis | None) -> list[dict[str, Any]]:
     with service.database.read() as connection:
         ledger = terms.read_terms(connection)
-        settled = books.settled_until(connection) or 0
+        booked_us = books.settled_until(connection)
+        settled = booked_us or 0
         chosen = basis or ledger.terms(ledger.month(max(span[1] - 1, span[0]))).basis
         found = costs.cost_lines(connection, span[0] - span[0] % ledger.interval_us, span[1], chosen)
     sums: dict[tuple[int, str, str, str], int] = {}
@@ -285,8 +293,9 @@ def _costs(service: Service, span: tuple[int, int], by: Bucket, basis: Basis | N
 
     for line in found:
         add(line.start_us, line.account, line.kind, line.tenant, line.amount_nanos)
-    for part in provisional(service.database, now_us=service.clock_us()) if span[1] > settled else ():
-        for made in part.settlements:
+    known = open_time(service) if span[1] > settled else ()
+    for part in known:
+        for made in part.settlements if part.settled_us == booked_us else ():
             if span[0] <= made.start_us < span[1]:
                 for of, each in made.lines():
                     if of is chosen:

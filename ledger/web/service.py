@@ -30,34 +30,51 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+KEPT_TIMES = 10
+"""How many times as long as it took to make an answer is kept: whoever asks, one kind takes a tenth of a core."""
+
+
 class Kept(Generic[T]):
-    """Answers kept for some seconds, so that many pages cost as much as one; made once however many ask at a time."""
+    """Answers kept for a while, so that many pages cost as much as one; made once however many ask at a time.
+
+    Who asks while one is made anew gets the one before.
+    """
 
     def __init__(self, *, seconds: float, most: int, clock_s: Callable[[], float]) -> None:
         self._seconds = seconds
         self._most = most
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[float, T]] = {}
+        self._kept: dict[Hashable, tuple[float, float, T]] = {}
+        """When it was made, how long that took, and the answer."""
         self._making: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], T], *, seconds: float | None = None) -> T:
-        """What was made for ``key`` less than ``seconds`` ago, or else made now."""
-        most_s = self._seconds if seconds is None else seconds
+        """What was made for ``key``, by now ``seconds`` old at most (more where it took long to make), or made now."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
-        with making:
+        before = self._kept.get(key)
+        if not making.acquire(blocking=before is None):
+            assert before is not None
+            return before[2]
+        try:
             found = self._kept.get(key)
-            if found is not None and self._clock_s() - found[0] < most_s:
-                return found[1]
+            began_s = self._clock_s()
+            if found is not None:
+                at_s, took_s, kept = found
+                if began_s - at_s < max(self._seconds if seconds is None else seconds, KEPT_TIMES * took_s):
+                    return kept
             made = make()
             with self._lock:
-                self._kept[key] = (self._clock_s(), made)
+                ended_s = self._clock_s()
+                self._kept[key] = (ended_s, ended_s - began_s, made)
                 while len(self._kept) > self._most:
                     oldest = min(self._kept, key=lambda key: self._kept[key][0])
                     del self._kept[oldest]
                     self._making.pop(oldest, None)
             return made
+        finally:
+            making.release()
 
     def forget(self) -> None:
         """Make everything anew when it is next asked for."""
