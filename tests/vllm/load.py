@@ -79,10 +79,11 @@ def recorded_prompts(limit: int = 300) -> list[list[int]]:
 
 def plan(
     prefix: str, count: int, *, seed: int, tenants: int = 8, sessions: int = 40, longest: int = 320,
-    hang_up_ratio: float = 0.0,
+    answers: int = 120, hang_up_ratio: float = 0.0,
 ) -> list[Ask]:  # fmt: skip
     """``count`` requests; every tenant has a system prompt of its own that all of its sessions begin with.
 
+    Answers have fewer than ``answers`` tokens: what a request takes beyond its prompt is what preempts others.
     Those that hang up ask for so many tokens that they are not done by then.
     """
     rng = random.Random(seed)
@@ -105,7 +106,7 @@ def plan(
                 tenant=f"tenant-{tenant}",
                 session=f"session-{session}",
                 prompts=(system[tenant] + body,) * (3 if shape > 0.95 else 1),
-                max_tokens=1200 if gives_up else rng.randrange(8, 120),
+                max_tokens=1200 if gives_up else rng.randrange(8, answers),
                 samples=3 if 0.9 < shape <= 0.95 else 1,
                 stream=shape < 0.5,
                 chat=0.8 < shape <= 0.9,
@@ -120,8 +121,8 @@ def drive(url: str, asks: Iterable[Ask], *, at_once: int) -> list[Answer]:
     """Send them in their order, ``at_once`` at a time, and note what comes back; asks may be made as they go."""
 
     async def run() -> list[Answer]:
-        # vLLM closes a connection that is idle for 5 s: it must not be taken up again in that instant.
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
+        # vLLM closes a connection that is idle for 5 s, and one must not be taken up again in that instant.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with (
             httpx.AsyncClient(limits=limits) as http,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as client,

@@ -97,7 +97,7 @@ def run(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def undisturbed(run: Run, server: Program) -> None:
-    run.quiet = drive(server.url, plan("a", 400, seed=1), at_once=48)
+    run.quiet = drive(server.url, plan("a", 400, seed=1, answers=360), at_once=64)
     answered_s = time.monotonic()
     expected = sum(answer.output_tokens for answer in run.quiet)
 
@@ -115,7 +115,7 @@ def disturbed(run: Run, server: Program) -> None:
     too_long = Ask(name="long", tenant="tenant-0", session="session-0", prompts=((5,) * 2000,), max_tokens=4)
     asks = plan("b", 160, seed=2, hang_up_ratio=0.3)
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(drive, server.url, [*asks[:80], too_long, *asks[80:]], at_once=48)
+        loading = pool.submit(drive, server.url, [*asks[:80], too_long, *asks[80:]], at_once=32)
         while not loading.done():
             # In the middle of it: all that runs is preempted and the cache is gone.
             run.resets.append(post(f"{server.url}/reset_prefix_cache?reset_running_requests=true")["success"])
