@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--crash-stride", type=int, default=7, help="the slow tests kill settling at every so many steps (evidence: 1)"
     )
+    parser.addoption("--worlds", type=int, default=300, help="worlds of delivery in the slow tests (evidence: 2000)")
 
 
 TRACES = Path(os.environ.get("KVLEDGER_TRACES", Path(__file__).parents[2] / "shared" / "data"))
