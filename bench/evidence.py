@@ -42,7 +42,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "meter-schedules": (f"{SLOW} tests/test_meter_oracle.py",),
     "settling-hours": (f"{SLOW} tests/test_allocation_laws.py",),
     "crashes": (f"{SLOW} -rP --crash-stride 1 tests/test_settle_crash.py tests/test_ingest_crash.py",),
-    "deliveries": (f"{SLOW} -rP --worlds 2000 tests/test_delivery.py",),
+    "deliveries": (f"{SLOW} -rP --show-capture=stdout --worlds 2000 tests/test_delivery.py",),
     "vllm-walks": (f"{VLLM} -s --steps 5000 tests/vllm/test_walk.py tests/vllm/test_ranks.py",),
     "agent-sessions": (
         f"{SWEEP} traces/agent_sessions.jsonl.gz --engines 2 --blocks 20000",
