@@ -7,7 +7,7 @@ STATE ?= .run
 VLLM_TESTS ?= tests/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow test-vllm lint format generated wheel-test bench evidence clean
+.PHONY: help run demo test test-slow test-vllm test-gpu lint format generated wheel-test bench evidence clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test-slow: $(VENV)/.dev ## the long suites: 10 000 schedules, kills at every sta
 test-vllm: $(VENV)/.dev ## the hook on a real vLLM, on the CPU; the first time it installs 4 GB
 	@python="$$($(BIN)/python tests/vllm/environment.py)" && TEST_KVLEDGER="$(abspath $(BIN))/kvledger" \
 	  "$$(dirname "$$python")/pytest" -c tests/vllm/pytest.ini --confcutdir tests/vllm $(VLLM_TESTS)
+
+test-gpu: $(VENV)/.dev ## the agent on a real NVIDIA GPU, in a minute: which one, and what it gives
+	@$(BIN)/python tests/real_gpu.py
 
 lint: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/ruff check .

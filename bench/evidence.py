@@ -37,6 +37,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "bench-load-hour": ("python -m bench.bench_load --engines 20 --minutes 60",),
     "bench-statement": ("python -m bench.bench_statement",),
     "bench-vllm": ("python -m bench.bench_vllm",),
+    "bench-agent": ("python -m bench.bench_agent",),
     "bench-scrape": ("python -m bench.bench_scrape",),
     "calibration": ("python -m bench.calibrate",),
     "meter-schedules": (f"{SLOW} tests/test_meter_oracle.py",),

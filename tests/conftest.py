@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("kvledger", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvledger")
 
-pytest_plugins = ["browser", "commandline", "databases", "nvml.stub", "serving"]
+pytest_plugins = ["browser", "commandline", "databases", "nvml.stub", "serving", "leaks"]
 
 collect_ignore = ["vllm"]
 """The suite of a real vLLM runs in vLLM's own environment: `make test-vllm`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from batches import BLOCKS, Life
 from booking import A
-from nvml.stub import GIB, Stub
+from nvml.stub import GIB, Stub, behind_the_binding
+from serving import START, open_books
 
 from ledger import wire
 from ledger.collectors.agent import AgentLoop
@@ -15,6 +17,9 @@ from ledger.collectors.nvml import Nvml
 from ledger.collectors.procfs import Processes
 from ledger.core.records import PERIOD_US, Group, Origin, PoolOpen, Shard
 from ledger.core.samples import Agent
+from ledger.ingest import Status, accept
+from ledger.store import migrate
+from ledger.store.database import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,3 +104,25 @@ def _opened(batch: Batch, number: int) -> Batch:
         pool="gpu", at_us=batch.start_us, blocks=BLOCKS, groups=(Group(block_size=16),), shards=(rank,), model="m"
     )
     return replace(batch, opens=(opened,))
+
+
+@pytest.fixture(scope="session")
+def leaked(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A ledger with forty minutes of the three, and the time at its end."""
+    folder = tmp_path_factory.mktemp("leaks")
+    database = connect(f"sqlite:///{folder / 'books.db'}", durable=False)
+    migrate.upgrade(database)
+    open_books(database)
+
+    def send(raw: bytes, at_us: int) -> None:
+        outcome = accept(database, raw, at_us)
+        assert outcome.status is Status.ACCEPTED, outcome.refusal
+
+    with pytest.MonkeyPatch.context() as patch:
+        stub = next(behind_the_binding(nvml_library, folder, patch))
+        stub.add()
+        leaks = Leaks(stub, folder, START, send)
+        leaks.run(40)
+        leaks.driver.close()
+    database.close()
+    return folder / "books.db", leaks.now_us

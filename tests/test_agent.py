@@ -241,6 +241,30 @@ def test_a_process_delivers_what_the_driver_says_and_its_last_period_when_it_is_
     assert not any((tmp_path / "spool").rglob("*.seg")), "nothing waits"
 
 
+def test_the_checks_for_a_real_gpu_hold_against_the_stub_and_say_so_where_there_is_none(
+    nvml_library: Path, tmp_path: Path
+) -> None:
+    stub = Stub(tmp_path / "nvml.stub")
+    stub[0].put({os.getpid(): 3 * GIB}, rest=GIB)
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(nvml_library.parent), "NVML_STUB": str(stub.path)}
+    environ |= {"PYTHONPATH": str(ROOT), "PATH": "/nowhere", "LOOK_PAUSE_S": "0"}
+
+    def check() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ROOT / "tests/real_gpu.py"]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+    done = check()
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["driver 550.54.15", "GPU 0 NVIDIA A100-SXM4-80GB GPU-0"]
+    assert "ok       GPU 0 used + free + reserved = total: 81920 of 81920 MiB" in lines
+    assert any(line.startswith("not run  memory that comes and goes") for line in lines)
+    assert any(line.startswith("ok       the memory of GPU 0 closes") for line in lines)
+    environ["LD_LIBRARY_PATH"] = str(tmp_path)
+    none = check()
+    assert (none.returncode, none.stdout) == (3, "no NVIDIA GPU here (library_not_found); nothing was checked\n")
+
+
 # --- inside the service ---------------------------------------------------------------------------------
 
 

@@ -70,7 +70,7 @@ def test_the_documented_commands_are_there() -> None:
         "quarantine list", "quarantine show", "quarantine retry",
         "serve", "engines", "tokens add", "tokens list", "tokens revoke", "sources list", "config show", "config check",
         "doctor", "ingest", "drill outage", "inspect", "agent",
-        "collect add", "collect list", "collect remove",
+        "collect add", "collect list", "collect remove", "collect export",
     }  # fmt: skip
 
 

@@ -9,44 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser import browse, on_a_socket
-from leaks import MIB, NAMES, POOL, STEP, WEIGHTS, Leaks
-from nvml.stub import GIB, behind_the_binding
+from leaks import MIB, NAMES, POOL, STEP, WEIGHTS
+from nvml.stub import GIB
 from sampled import GPUS, AgentLife
-from serving import START, Clock, Served, open_books, serve
+from serving import START, Clock, Served, serve
 
 from ledger import metrics_gpu as g
 from ledger.ingest import Status, accept
 from ledger.jobs.work import scan
-from ledger.store import fact_audit, migrate
-from ledger.store.database import connect
+from ledger.store import fact_audit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 MINUTE = 60_000_000
-
-
-@pytest.fixture(scope="module")
-def leaked(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A ledger with forty minutes of the three, and the time at its end."""
-    folder = tmp_path_factory.mktemp("leaks")
-    database = connect(f"sqlite:///{folder / 'books.db'}", durable=False)
-    migrate.upgrade(database)
-    open_books(database)
-
-    def send(raw: bytes, at_us: int) -> None:
-        outcome = accept(database, raw, at_us)
-        assert outcome.status is Status.ACCEPTED, outcome.refusal
-
-    with pytest.MonkeyPatch.context() as patch:
-        stub = next(behind_the_binding(nvml_library, folder, patch))
-        stub.add()
-        leaks = Leaks(stub, folder, START, send)
-        leaks.run(40)
-        leaks.driver.close()
-    database.close()
-    return folder / "books.db", leaks.now_us
 
 
 @pytest.fixture

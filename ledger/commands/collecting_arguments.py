@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
-from ledger.commands.service_arguments import name
+from ledger.commands.service_arguments import name, span
+from ledger.core.periods import parse_time
+from ledger.errors import Refusal
 
 if TYPE_CHECKING:
     from ledger.commands.arguments import Commands
 
 KINDS = ("auto", "vllm", "sglang", "triton_trtllm", "llamacpp", "dynamo", "dcgm")
 """What may stand behind ``--kind``; a test compares them with those that there are."""
+
+
+def instant(text: str) -> int:
+    """An ISO 8601 time with its offset, in microseconds since 1970."""
+    parsed = parse_time(text)
+    if isinstance(parsed, Refusal):
+        raise argparse.ArgumentTypeError(parsed.detail)
+    return parsed
+
+
+def _every(text: str) -> int:
+    length_us = span(text)
+    if not 5_000_000 <= length_us <= 3_600_000_000 or length_us % 5_000_000:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: memory is read at marks of 5 s; write 5s, 15s, 1m, up to 1h")
+    return length_us
 
 
 def add(commands: Commands) -> None:
@@ -44,6 +62,29 @@ def add(commands: Commands) -> None:
         "remove", "collecting:target_remove", "Stop reading an engine's /metrics.", "kvledger collect remove chat-0"
     )
     made.add_argument("engine", metavar="ENGINE", type=name)
+    made = collect.add(
+        "export",
+        "collect_export:export",
+        "The memory of GPUs from what was kept, as a loop would have logged it.",
+        "kvledger collect export --format csv --gpu 0 --from 2026-11-03T00:00:00Z",
+        more=(
+            "csv: seconds since 1970 and bytes used, of one GPU, a line every 5 s, without a heading.\n"
+            "nvidia-smi: used, free and total memory, a line for each instant and GPU, as\n"
+            "  nvidia-smi --query-gpu=memory.used,memory.free,memory.total --format=csv -l 5\n"
+            "would have said. Of the last hour unless --from or --to says otherwise; agents sample (docs/agent.md)."
+        ),
+    )
+    made.add_argument("--format", choices=("csv", "nvidia-smi"), default="csv", help="default: csv")
+    made.add_argument("--from", dest="start", metavar="T", type=instant, help="default: an hour before --to")
+    made.add_argument("--to", dest="end", metavar="T", type=instant, help="default: now")
+    made.add_argument("--gpu", metavar="UUID_OR_INDEX", type=name, help="this one only; a MIG instance by its UUID")
+    made.add_argument("--host", metavar="NAME", type=name, help="the GPUs of this host only")
+    made.add_argument(
+        "--every", metavar="SPAN", type=_every, default=5_000_000, help="5s or a multiple, up to 1h; default: 5s"
+    )
+    made.add_argument(
+        "--timestamps", action="store_true", help="with nvidia-smi: time (UTC), index and UUID before each line"
+    )
     made = commands.add(
         "inspect",
         "inspecting:inspect",
