@@ -213,10 +213,14 @@ def test_a_process_delivers_what_the_driver_says_and_its_last_period_when_it_is_
         environ |= {
             "KVLEDGER_URL": service.url, "KVLEDGER_TOKEN": "kvl_1", "KVLEDGER_SPOOL": str(tmp_path / "spool"),
             "KVLEDGER_HOST": "gpu-7", "LD_LIBRARY_PATH": str(nvml_library.parent), "NVML_STUB": str(stub.path),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT), "KVLEDGER_WACH": "vllm", "KVLEDGER_AGENT": "agent:gpu-7",
         }  # fmt: skip
         agent = subprocess.Popen(
-            [sys.executable, "-m", "ledger", "agent"], env=environ, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "ledger", "agent"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert agent.stdout is not None
         assert "agent:gpu-7 reports to" in agent.stdout.readline()
@@ -226,8 +230,10 @@ def test_a_process_delivers_what_the_driver_says_and_its_last_period_when_it_is_
             with pytest.raises(subprocess.TimeoutExpired):
                 agent.wait(0.05)
         agent.send_signal(signal.SIGTERM)
-        agent.communicate(timeout=30)
-        assert agent.returncode == 0
+        told = agent.communicate(timeout=30)[1]
+        assert agent.returncode == 0, told
+        assert "KVLEDGER_WACH is no setting of the agent; did you mean KVLEDGER_WATCH?" in told
+        assert told.count("no setting") == 1
         batches = [service.batches[key] for key in sorted(service.batches, key=lambda key: key[2])]
     assert {batch.source.source_id for batch in batches} == {"agent:gpu-7"}
     assert batches[0].source.driver == "550.54.15"
@@ -325,5 +331,5 @@ def test_an_agent_runs_inside_by_itself_where_there_is_a_driver_and_the_ledger_i
         wanted(empty.service, "on", demo=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert not wanted(empty.service, "auto", demo=False)
-    with pytest.raises(UsageError, match=r"kvledger\[agent\]"):
+    with pytest.raises(UsageError, match="pip install nvidia-ml-py"):
         wanted(empty.service, "on", demo=False)

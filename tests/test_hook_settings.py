@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_service import FakeService
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger import config
@@ -178,6 +178,7 @@ def test_in_an_engine_a_bad_setting_switches_the_hook_off_and_believes_nobody(
     assert "kvledger is switched off: KVLEDGER_SPOOL_BYTES = 'lots'" in caplog.text
 
 
+@example({"KVLEDGER_CA_FILE": "~nobody-of-that-name/ca.pem"})
 @given(st.dictionaries(st.sampled_from(sorted(hook.VARIABLES)), st.text(max_size=30), max_size=4))
 def test_no_environment_makes_an_engine_raise(environ: dict[str, str]) -> None:
     found = hook.load_or_off(environ)

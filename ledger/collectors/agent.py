@@ -146,7 +146,7 @@ class AgentLoop:
 
 
 MEANINGS: Final = {
-    "binding_not_installed": "NVIDIA's binding is missing; pip install 'kvledger[agent]'",
+    "binding_not_installed": "NVIDIA's binding is missing; pip install nvidia-ml-py",
     "library_not_found": "libnvidia-ml.so.1 is missing: no NVIDIA driver here, or the container has no access to it",
     "driver_not_loaded": "the driver is not loaded",
     "lib_rm_version_mismatch": "the driver was upgraded beneath its library; restart the container or the host",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ledger.collectors.agent import MEANINGS, AgentLoop
 from ledger.collectors.nvml import Nvml
 from ledger.collectors.procfs import Processes
-from ledger.commands.agent_settings import load_agent
+from ledger.commands.agent_settings import DECLARED, load_agent
 from ledger.errors import UsageError
 from ledger.hook.settings import misspelt, outbox_of
 
@@ -42,16 +42,16 @@ ONCE_WITHIN_S = 5.0
 def run(args: Namespace) -> int:
     """Until it is stopped; or once, to see."""
     if importlib.util.find_spec("pynvml") is None:
-        raise UsageError("`kvledger agent` needs NVIDIA's binding, pynvml: pip install 'kvledger[agent]'")
+        raise UsageError("`kvledger agent` needs NVIDIA's binding, pynvml: pip install nvidia-ml-py")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for sentence in misspelt(os.environ, of="the agent", also=[each.name for each in DECLARED]):
+        logging.getLogger("kvledger.agent").warning("%s", sentence)
     settings = load_agent()
     processes = Processes(own=os.getpid(), names=settings.watch)
     if args.once:
         return _once(processes, as_json=args.format == "json")
     if not settings.hook.urls:
         raise UsageError("KVLEDGER_URL and KVLEDGER_TOKEN say where to report; set both, or look with --once")
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for sentence in misspelt(os.environ):
-        logging.getLogger("kvledger.agent").warning("%s", sentence)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

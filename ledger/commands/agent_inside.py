@@ -76,7 +76,7 @@ def wanted(service: Service, choice: str, *, demo: bool) -> bool:
         if demo:
             raise UsageError("--agent on --demo: a ledger is simulated or live, and the demo's is simulated")
         if not has_binding:
-            raise UsageError("--agent on needs NVIDIA's binding, pynvml: pip install 'kvledger[agent]'")
+            raise UsageError("--agent on needs NVIDIA's binding, pynvml: pip install nvidia-ml-py")
         return True
     if choice == "off" or demo or not has_binding or not _has_driver():
         return False

@@ -1,6 +1,6 @@
 """What an agent is set by beside the hook's own variables: ``KVLEDGER_AGENT`` and ``KVLEDGER_WATCH``.
 
-docs/collectors.md is checked against :data:`DECLARED`. The rest (where to, which token, the spool, names of host and
+docs/agent.md is checked against :data:`DECLARED`. The rest (where to, which token, the spool, names of host and
 cluster) is the hook's: :mod:`ledger.hook.settings`.
 """
 

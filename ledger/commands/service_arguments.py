@@ -84,7 +84,7 @@ def add(commands: Commands) -> None:
         "kvledger agent --once",
         more=(
             "Where to is said by KVLEDGER_URL (http://127.0.0.1:8790) and KVLEDGER_TOKEN (one for ingest), the rest\n"
-            "by the hook's variables, KVLEDGER_AGENT and KVLEDGER_WATCH (docs/collectors.md). Wants kvledger[agent]."
+            "by the hook's variables, KVLEDGER_AGENT and KVLEDGER_WATCH (docs/agent.md). Wants nvidia-ml-py."
         ),
         ledger=False,
     )

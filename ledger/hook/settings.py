@@ -29,7 +29,7 @@ from ledger.outbox.post import HttpPost
 from ledger.outbox.spool import Spool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
     from ledger.hook.identity import Network
 
@@ -123,7 +123,10 @@ def _token(text: str) -> str:
 def _path(text: str) -> Path | None:
     if "\0" in text:
         raise ValueError("it names no file")
-    return Path(text).expanduser() if text else None
+    try:
+        return Path(text).expanduser() if text else None
+    except RuntimeError as error:  # ~ of a user that there is not
+        raise ValueError("it begins with ~, and nobody of that name has a home") from error
 
 
 def _spool(text: str) -> Path | None:
@@ -389,14 +392,14 @@ def is_first_process() -> bool:
     return loaded is None or loaded.parent_process() is None
 
 
-def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that looks like one of ours and is none."""
-    found = []
+def misspelt(environ: Mapping[str, str], *, of: str = "the hook", also: Iterable[str] = ()) -> list[str]:
+    """A sentence for each variable that looks like one of ours (``also`` names more that ``of`` has) and is none."""
+    found, names = [], {*VARIABLES, *also}
+    shorts = sorted(known.removeprefix(PREFIX) for known in names)
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in VARIABLES and not _OF_KUBERNETES.fullmatch(name):
-            shorts = [known.removeprefix(PREFIX) for known in VARIABLES]
+        if name.startswith(PREFIX) and name not in names and not _OF_KUBERNETES.fullmatch(name):
             close = difflib.get_close_matches(name.removeprefix(PREFIX), shorts, n=1, cutoff=0.8)
-            found += [f"{name} is no setting of the hook; did you mean {PREFIX}{close[0]}?"] if close else []
+            found += [f"{name} is no setting of {of}; did you mean {PREFIX}{close[0]}?"] if close else []
     return found
 
 
