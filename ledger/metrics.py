@@ -251,6 +251,10 @@ WORKERS_BUSY = Metric(
     name="kvledger_worker_threads_busy", kind=Kind.GAUGE,
     about="Threads of the pool that answers requests which are at work.",
 )  # fmt: skip
+WORKERS_QUEUED = Metric(
+    name="kvledger_worker_threads_queued", kind=Kind.GAUGE,
+    about="Requests that wait for a thread of the pool, which is full: as the last request that came or went saw it.",
+)  # fmt: skip
 WORKERS = Metric(
     name="kvledger_worker_threads_max", kind=Kind.GAUGE, about="Threads that the pool may have.",
 )  # fmt: skip
@@ -272,8 +276,8 @@ DECLARED: Final = (
     INGEST_TURNED_AWAY,
     MONTH_COST, MONTH_COST_UNITS, SETTLED_UNTIL, PROVISIONAL_UNTIL, FINDINGS, LAWS_BROKEN, AUDITED, QUARANTINED,
     ENGINES_KNOWN, HOOK_OFF,
-    JOB_RUNS, JOB_TIME, JOB_SUCCEEDED, LEADER, HTTP_REQUESTS, HTTP_TIME, WORKERS_BUSY, WORKERS, THREADS, DISK_FREE,
-    BUILD,
+    JOB_RUNS, JOB_TIME, JOB_SUCCEEDED, LEADER, HTTP_REQUESTS, HTTP_TIME, WORKERS_BUSY, WORKERS_QUEUED, WORKERS, THREADS,
+    DISK_FREE, BUILD,
     *metrics_scraped.DECLARED,
     *metrics_gpu.DECLARED,
 )  # fmt: skip

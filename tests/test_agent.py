@@ -294,6 +294,7 @@ def test_an_agent_inside_the_service_books_without_a_token_and_its_last_period_w
     assert process["pid"] == os.getpid()
     assert process["workers"] > 0
     assert process["workers_busy"] is not None
+    assert process["queued"] == 0
 
 
 def test_refused_samples_of_the_agent_inside_are_given_up_and_a_broken_database_is_waited_for(

@@ -22,7 +22,7 @@ from ledger.commands.agent_settings import load_agent
 from ledger.core.records import Origin
 from ledger.errors import StoreError, UsageError
 from ledger.ingest import Status
-from ledger.metrics import WORKERS, WORKERS_BUSY
+from ledger.metrics import WORKERS, WORKERS_BUSY, WORKERS_QUEUED
 from ledger.outbox.drain import Outbox
 from ledger.outbox.post import Reply, Unreachable
 from ledger.store.receipt import origin_of
@@ -111,11 +111,12 @@ _OF_THE_AGENT = frozenset({
 
 
 def _pools(service: Service) -> dict[int, Pool]:
-    """The threads that answer requests, as the last request left them."""
+    """The threads that answer requests, as the last request that came or went saw them."""
     workers = int(service.metrics.value(WORKERS))
     if not workers:
         return {}
-    return {os.getpid(): Pool(workers=workers, busy=int(service.metrics.value(WORKERS_BUSY)))}
+    busy, queued = (int(service.metrics.value(metric)) for metric in (WORKERS_BUSY, WORKERS_QUEUED))
+    return {os.getpid(): Pool(workers=workers, busy=busy, queued=queued)}
 
 
 def _has_driver() -> bool:

@@ -68,12 +68,18 @@ class Guard:
                 message["headers"] = [*given, *_OURS.items()]
             await send(message)
 
+        self._tell_workers()  # before, too: where every worker is stuck, no request ends
         try:
             await self._app(scope, receive, guarded)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.add(m.HTTP_REQUESTS, (route, str(status)))
             self._metrics.observe(m.HTTP_TIME, (route,), perf_counter() - started_s)
-            workers = anyio.to_thread.current_default_thread_limiter()
-            self._metrics.put(m.WORKERS_BUSY, (), workers.borrowed_tokens)
-            self._metrics.put(m.WORKERS, (), workers.total_tokens)
+            self._tell_workers()
+
+    def _tell_workers(self) -> None:
+        workers = anyio.to_thread.current_default_thread_limiter()
+        is_full = workers.borrowed_tokens >= workers.total_tokens
+        self._metrics.put(m.WORKERS_BUSY, (), workers.borrowed_tokens)
+        self._metrics.put(m.WORKERS, (), workers.total_tokens)
+        self._metrics.put(m.WORKERS_QUEUED, (), workers.statistics().tasks_waiting if is_full else 0)
