@@ -201,9 +201,13 @@ def _model(python: str, folder: Path, shape: dict[str, int]) -> Path:
 
 
 def _output(*command: str, cwd: Path = ROOT) -> str:
-    """What a program prints; its errors go where ours go, and it must end well."""
+    """What a program prints. It must end well, and what it says beside is shown only where it does not."""
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, check=True, cwd=cwd, env=environ, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(command, check=False, cwd=cwd, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+    done.check_returncode()
+    return done.stdout
 
 
 if __name__ == "__main__":
