@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -102,6 +103,26 @@ def test_two_registrations_of_one_gpu_are_refused_with_its_price(empty: CommandL
 
 
 # --- prices ---------------------------------------------------------------------------------------------
+
+
+def test_an_asset_that_is_registered_keeps_what_is_not_named_its_time_as_well(empty: CommandLine) -> None:
+    empty("assets", "add", "gpu-7", "--uuid", "GPU-abc", "--cluster", "north", *FROM)
+    said = empty("assets", "add", "gpu-7", "--model", "H100")
+    assert said.out == "gpu-7 is paid for from 2026-11-01T00:00:00Z\n"
+    (asset,) = json.loads(empty("assets", "list", "--format", "json").out)
+    assert (asset["model"], asset["uuid"], asset["cluster"]) == ("H100", "GPU-abc", "north")
+    assert "as it was already" in empty("assets", "add", "gpu-7").out
+
+
+def test_a_later_beginning_of_an_asset_says_what_goes_and_none_is_after_its_end(empty: CommandLine) -> None:
+    empty("assets", "add", "gpu-7", *FROM)
+    said = empty("assets", "add", "gpu-7", "--from", "2026-11-05T00:00:00Z")
+    assert "from 2026-11-01T00:00:00Z to 2026-11-05T00:00:00Z as well: settling takes that back" in said.err
+    empty("assets", "retire", "gpu-7", "--at", "2026-11-06T00:00:00Z")
+    assert "until 2026-11-06T00:00:00Z" in empty("assets", "add", "gpu-7", "--model", "H100").out
+    message = empty.fails("assets", "add", "gpu-7", "--from", "2026-11-07T00:00:00Z")
+    assert "retired at 2026-11-06T00:00:00Z" in message
+    assert "under another name" in message
 
 
 def test_a_price_is_of_an_asset_or_a_rule_not_both(empty: CommandLine) -> None:

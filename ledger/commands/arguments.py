@@ -312,11 +312,12 @@ def _registers(commands: Commands) -> None:
     made = assets.add(
         "add",
         "registers:asset_add",
-        "Register a GPU (or another machine): it is paid for from then on, seen or not.",
+        "Register a GPU (or another machine): it is paid for from then on, seen or not. What is not named "
+        "of one that is registered stays.",
         "kvledger assets add gpu-7 --model H100 --price 2.95 --from 2026-11-01T00:00:00Z",
     )
     made.add_argument("asset", metavar="ASSET", type=name)
-    made.add_argument("--kind", choices=("gpu", "other"), default="gpu", help="default: gpu")
+    made.add_argument("--kind", choices=("gpu", "other"), help="default: gpu")
     made.add_argument("--uuid", metavar="UUID", type=name, help="of the GPU, as engines report it")
     _rule_options(made)
     made.add_argument(

@@ -35,28 +35,45 @@ EMPTY: Mapping[str, Any] = {**dict.fromkeys(TENANT_TEXTS, ""), "labels": {}, "co
 
 
 def asset_add(args: Namespace) -> int:
-    """Register an asset, with its own price if one is given."""
-    start_us = _since(args)
-    asset = Asset(
-        asset_id=args.asset,
-        kind=AssetKind(args.kind),
-        model=args.model or "",
-        uuid=args.uuid or "",
-        cluster=args.cluster or "",
-        capacity_type=args.capacity or "",
-        valid_from_us=start_us,
-    )
+    """Register an asset, or say more of one: what is not named stays. With its own price if one is given."""
+    since_us = _since(args)
     with opened(args) as ledger:
 
-        def work(connection: Connection) -> bool:
+        def work(connection: Connection) -> tuple[bool, Asset]:
+            known = {found.asset_id: found for found in store.list_assets(connection)}.get(args.asset)
+            asset = _asset(args, known, since_us)
             new = store.add_asset(connection, asset, now_us=now_us())
             if args.price is not None:
-                price = Price(asset_id=asset.asset_id, nanos_per_hour=args.price, valid_from_us=start_us)
+                from_us = asset.valid_from_us if known is None or args.start is not None else since_us
+                price = Price(asset_id=asset.asset_id, nanos_per_hour=args.price, valid_from_us=from_us)
                 new |= _add_price(connection, price, ledger.settings)
-            return new
+            return new, asset
 
-        _said(f"{asset.asset_id} is paid for from {format_time(start_us)}", new=ledger.database.write(work))
+        new, asset = ledger.database.write(work)
+        until = "" if asset.valid_to_us is None else f" until {format_time(asset.valid_to_us)}"
+        _said(f"{asset.asset_id} is paid for from {format_time(asset.valid_from_us)}{until}", new=new)
     return 0
+
+
+def _asset(args: Namespace, known: Asset | None, since_us: int) -> Asset:
+    """The asset as it is to be: ``known`` with what is named. UsageError where it would lose what it cost before."""
+    named = {"model": args.model, "uuid": args.uuid, "cluster": args.cluster, "capacity_type": args.capacity}
+    said: dict[str, Any] = {field: value for field, value in named.items() if value is not None}
+    if args.kind is not None:
+        said["kind"] = AssetKind(args.kind)
+    if known is None:
+        return Asset(asset_id=args.asset, valid_from_us=since_us, **said)
+    if args.start is not None:
+        if known.valid_to_us is not None and since_us >= known.valid_to_us:
+            raise UsageError(
+                f"{known.asset_id} was retired at {format_time(known.valid_to_us)}, and has one stretch of time: "
+                "what it cost until then would go; register what comes later under another name"
+            )
+        if since_us > known.valid_from_us:
+            before = f"{format_time(known.valid_from_us)} to {format_time(since_us)}"
+            _warn(f"{known.asset_id} was paid for from {before} as well: settling takes that back")
+        said["valid_from_us"] = since_us
+    return replace(known, **said)
 
 
 def asset_list(args: Namespace) -> int:
