@@ -66,6 +66,8 @@ class Plan:
     blocks: int | None = None
     block_size: int | None = None
     start_us: int
+    until_us: int | None = None
+    """When the engines close, whatever they have to do; None for once nothing is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def prepare(plan: Plan) -> Prepared:
         requests=count,
     )
     facts = (plan.limit, plan.seed, plan.hours, plan.engines, made.blocks, made.block_size, plan.start_us)
-    sha.update(repr(facts).encode())
+    sha.update(repr(facts if plan.until_us is None else (*facts, plan.until_us)).encode())
     return replace(made, name=f"{made.name}-{sha.hexdigest()[:6]}")
 
 
@@ -232,6 +234,7 @@ def _produce_all(prepared: Prepared, events: Path | None, sender: Pipe) -> Repla
             blocks=prepared.blocks,
             block_size=prepared.block_size,
             start_us=prepared.plan.start_us,
+            until_us=prepared.plan.until_us,
             emit=emit,
             events=write,
             progress=progress,

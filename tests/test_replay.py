@@ -163,6 +163,23 @@ def test_all_engines_close_at_the_same_instant() -> None:
     assert closes == [(f"engine-{number}", summary.closed_us) for number in range(3)]
 
 
+def test_engines_that_are_told_when_to_close_do_so_with_what_is_under_way() -> None:
+    until_us = START_US + LOAD_US + 10_000_000
+    asked = [ask("runs", 9_000_000, output_tokens=500), ask("later", 10_000_000)]
+    batches: list[Batch] = []
+    summary = replay(asked, engines=2, blocks=200, start_us=START_US, until_us=until_us, emit=batches.append)
+    assert {batch.end_us for batch in batches[-2:]} == {summary.closed_us}
+    assert until_us <= summary.closed_us < until_us + 1_000_000  # the step that it was in
+    assert summary.received - summary.finished == 1  # admitted, and lost with its engine
+    assert {row.dims.session for batch in batches for row in batch.sessions} == {"runs", "warm-up"}
+
+
+def test_engines_that_are_told_when_to_close_are_there_until_then_without_any_work() -> None:
+    until_us = START_US + LOAD_US + 3_600_000_000
+    summary, _batches, _records = played([ask("a")], engines=2, until_us=until_us)
+    assert summary.closed_us == until_us
+
+
 def test_the_same_requests_and_seed_give_the_same_batches() -> None:
     def run(seed: int) -> list[Batch]:
         day = mixed_day(5, load=5.0, duration_us=8 * PERIOD_US)

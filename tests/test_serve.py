@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledger import config
+from ledger.commands import serve
 from ledger.commands.opening import Ledger
-from ledger.commands.serve import _which
+from ledger.commands.serve import _demo_books, _ready, _which
+from ledger.core.periods import HOUR_US, SECOND_US, parse_time
 from ledger.errors import LedgerError
+from ledger.store import fleet
 from ledger.store.alone import alone
 
 if TYPE_CHECKING:
@@ -53,3 +56,28 @@ def test_the_hint_for_another_token_can_be_pasted_and_shows_no_password(tmp_path
     assert _which(Ledger(settings=secret, database=sqlite_db)) == ", with the settings of this service"
     plain = replace(settings, database="postgresql://me@host/books")
     assert shlex.split(_which(Ledger(settings=plain, database=sqlite_db))) == ["--database", plain.database]
+
+
+def test_the_back_filled_hours_end_where_the_engines_of_now_begin_and_are_as_many_as_is_said(
+    sqlite_db: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_us = parse_time("2026-12-01T02:52:07Z")
+    assert isinstance(at_us, int)
+    monkeypatch.setattr(serve, "now_us", lambda: at_us)
+    ledger = Ledger(settings=config.load(environ={}), database=sqlite_db)
+    _ready(ledger)
+    _demo_books(ledger, hours=1)
+    assert "back-filling 1 simulated hour up to now" in capsys.readouterr().out
+    until_us = at_us - 7 * SECOND_US
+    with sqlite_db.read() as connection:
+        engines = fleet.engine_states(connection, at_us, all_of_them=True)
+    assert [engine.started_us for engine in engines] == [until_us - HOUR_US] * 2
+    # A step that is under way is ended.
+    assert all(until_us <= engine.last_end_us < until_us + 3 * SECOND_US for engine in engines)
+    assert {engine.state for engine in engines} == {fleet.State.CLOSED}
+    assert sum(engine.missing for engine in engines) == 0
+
+    _demo_books(ledger, hours=1)  # started again, it goes on with the same books
+    assert capsys.readouterr().out == ""
+    with sqlite_db.read() as connection:
+        assert fleet.engine_states(connection, at_us, all_of_them=True) == engines

@@ -35,6 +35,7 @@ from ledger.jobs.scraping import Scraping
 from ledger.jobs.work import jobs_of
 from ledger.pricebook import Price
 from ledger.producer import Plan, Sent, Told, prepare, producing
+from ledger.reports.render import counted
 from ledger.settle import settle
 from ledger.store import fleet, prices
 from ledger.store.alone import SERVING, alone, among_others
@@ -61,9 +62,6 @@ KEEP_ALIVE_S = 75
 
 ORPHANED_S = 1.0
 """How often a service that was started with --parent looks whether that is still there."""
-
-TAIL_HOURS = 2
-"""For the last sessions of the day to end, so that its engines close before those of now start."""
 
 DEMO_PRICE_NANOS = 2_950_000_000
 """Per GPU-hour, as in the replays."""
@@ -253,9 +251,11 @@ def _agent(service: Service) -> Iterator[None]:
 
 
 def _demo_books(ledger: Ledger, *, hours: int) -> None:
-    """A price for simulated GPUs, and a day that is over; nothing where the ledger has facts already."""
+    """A price for simulated GPUs, and ``hours`` that end now; nothing where the ledger has facts already."""
     at_us = now_us()
-    start_us = period_start(at_us - (hours + TAIL_HOURS) * HOUR_US)
+    # The day ends now, with what is under way: engines on the wall clock take over when it is booked.
+    until_us = period_start(at_us)
+    start_us = until_us - hours * HOUR_US
     with ledger.database.read() as connection:
         if fleet.engine_states(connection, at_us, all_of_them=True):
             return
@@ -264,14 +264,13 @@ def _demo_books(ledger: Ledger, *, hours: int) -> None:
     ledger.database.write(lambda c: prices.add_price(c, price, currency=currency, now_us=at_us))
     if not hours:
         return
-    print(f"back-filling {hours} simulated hours of two engines (once; about {2 * hours} s) …", flush=True)
-    prepared = replace(prepare(Plan(seed=1, hours=hours, engines=2, start_us=start_us)), name="engine")
+    what = f"{counted(hours, 'simulated hour')} up to now"
+    print(f"back-filling {what}, of two engines (once; about {2 * hours} s) …", flush=True)
+    plan = Plan(seed=1, hours=hours, engines=2, start_us=start_us, until_us=until_us)
     shown = time.monotonic()
-    with producing(prepared, None) as messages:
+    with producing(replace(prepare(plan), name="engine"), None) as messages:
         for message in messages:
             if isinstance(message, Sent):
-                if message.received_us > at_us:
-                    break  # the last sessions run on into what is now; the real-time engines take over
                 for outcome in ingest.accept_several(ledger.database, message.raws, message.received_us):
                     if outcome.status not in (Status.ACCEPTED, Status.DUPLICATE):
                         raise LedgerError(

@@ -39,7 +39,8 @@ class ReplaySummary:
     closed_us: int
     """When the last engine closed."""
     received: int
-    """Core requests (children of ``n > 1`` each, warm-up included), which is also the number of their records."""
+    """Core requests (children of ``n > 1`` each, warm-up included), which is also the number of their records; but
+    for those that were under way at ``until_us``: they have none, as of any engine that is stopped."""
     warmups: int
     """Those of them that the engines sent to themselves."""
     finished: int
@@ -63,6 +64,7 @@ def replay(
     blocks: int,
     block_size: int = 16,
     start_us: int,
+    until_us: int | None = None,
     emit: Callable[[Batch], None],
     events: Callable[[str], object] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -85,7 +87,8 @@ def replay(
     least once a simulated period, otherwise no more often than each 64 requests.
 
     A session stays on one engine (stable hash of tenant and session; requests without a session go by their
-    own id). All engines close at the same instant, once nothing is left to do. ``acceptance_ratio`` is the
+    own id). All engines close at the same instant, once nothing is left to do; at wall time ``until_us``, where that
+    is given, with what they then have under way (they end the step that they are in). ``acceptance_ratio`` is the
     probability that a draft token is right where requests speculate.
     Raises :class:`ledger.errors.UsageError` for arguments that make no engine, or requests out of order.
     """
@@ -113,8 +116,11 @@ def replay(
     ]
     clock = _Progress(progress, fleet, start_us)
     last_us = load_us
+    stop_us = None if until_us is None else until_us - start_us
     for trace in requests:
         at_us = load_us + trace.arrival_us
+        if stop_us is not None and at_us >= stop_us:
+            break
         if at_us < last_us:
             raise UsageError(
                 f"request {trace.request} arrives at {trace.arrival_us} us, after one at {last_us - load_us} us:"
@@ -124,7 +130,9 @@ def replay(
         _run_fleet(fleet, last_us, at_us, clock)
         fleet[engine_of(trace, engines)].submit(trace, at_us)
         last_us = at_us
-    while not all(engine.idle for engine in fleet):
+    if stop_us is not None:
+        _run_fleet(fleet, last_us, stop_us, clock)
+    while stop_us is None and not all(engine.idle for engine in fleet):
         to_us = last_us + PERIOD_US - (start_us + last_us) % PERIOD_US
         _run_fleet(fleet, last_us, to_us, clock)
         last_us = to_us
