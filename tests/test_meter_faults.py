@@ -88,6 +88,29 @@ def test_the_last_holder_of_a_shared_block_lets_it_go_though_the_engine_does_not
     assert engine.pool.counts == (0, 0, 100)
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Dimensions(tenant=""),
+        Dimensions(tenant="\ud800"),
+        Dimensions(tenant="t" * 513),
+        Dimensions(tenant="a", session=""),
+        Dimensions(tenant="a", session="two\nlines"),
+        Dimensions(tenant="a", model="m" * 600, adapter="\0", scenario="\x7f"),
+        Dimensions(tenant="a", priority=2**40),
+    ],
+)
+def test_names_that_may_not_travel_cost_no_batch_and_stay_apart(bad: Dimensions):
+    engine = Engine()
+    engine.start("a", ALICE, prompt=16, new=[1])
+    engine.start("b", bad, prompt=16, new=[2])
+    engine.meter.advance(PERIOD_US)
+    assert engine.meter.faults == {"name_cannot_travel": 1}
+    batch = engine.batches[-1]
+    assert len({row.dims for row in batch.sessions}) == 2
+    assert isinstance(wire.decode(wire.encode(batch, b"")), wire.Decoded)
+
+
 def test_a_clock_that_runs_backwards_stands_still():
     engine = held(Engine())
     engine.meter.advance(5 * SECOND)

@@ -17,7 +17,7 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ledger.limits import TEXT_CHARS_MAX
+from ledger.limits import PRIORITY_ABS_MAX, TEXT_CHARS_MAX
 
 PERIOD_US = 15_000_000
 """Length of a period: fine enough for the 15-second scan, coarse enough to be cheap."""
@@ -362,6 +362,22 @@ def travelling(name: str) -> str:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{one_line(name)[: TEXT_CHARS_MAX - 33]}~{digest[:32]}"
+
+
+def travelling_dimensions(dims: Dimensions) -> Dimensions:
+    """``dims`` themselves, if they may travel; else with :func:`travelling` names and a priority within bounds."""
+    texts = (dims.tenant, dims.session, dims.model, dims.adapter, dims.scenario)
+    fit = all(len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts)
+    if fit and dims.tenant and dims.session and -PRIORITY_ABS_MAX <= dims.priority <= PRIORITY_ABS_MAX:
+        return dims
+    return Dimensions(
+        tenant=travelling(dims.tenant),
+        session=travelling(dims.session),
+        model=dims.model and travelling(dims.model),
+        adapter=dims.adapter and travelling(dims.adapter),
+        scenario=dims.scenario and travelling(dims.scenario),
+        priority=max(-PRIORITY_ABS_MAX, min(PRIORITY_ABS_MAX, dims.priority)),
+    )
 
 
 NO_REPORT = HookReport()

@@ -25,6 +25,7 @@ from ledger.core.records import (
     PoolClose,
     PoolOpen,
     Source,
+    travelling_dimensions,
 )
 from ledger.hook.histograms import Log
 from ledger.hook.periods import Cut, PoolCut, Settler
@@ -203,7 +204,10 @@ class BootAccount:
     # -- requests ------------------------------------------------------------------------------------
 
     def admit(self, name: str, dims: Dimensions, prompt: int, parent: str | None, arrived: int) -> Request:
-        request = Request(name, dims, prompt=prompt, arrived_t=arrived, parent=parent)
+        sound = travelling_dimensions(dims)  # a name that no receiver takes would cost a whole batch
+        if sound is not dims:
+            self.fault("name_cannot_travel")
+        request = Request(name, sound, prompt=prompt, arrived_t=arrived, parent=parent)
         self.steps.requests[name] = request
         self.steps.log.arrived.append(request)
         return request
