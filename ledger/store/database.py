@@ -28,6 +28,8 @@ from ledger.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from sqlalchemy.pool import ConnectionPoolEntry
+
     from ledger.core.records import Origin
 
 __all__ = ["Connection", "Database", "ask", "connect", "file_of", "lock", "translated"]
@@ -38,6 +40,7 @@ RETRIED_SQLSTATES: Final = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL: serialization failure, deadlock detected, lock not available."""
 
 _WRITE: Final = "kvledger_write"
+_FILE: Final = "kvledger_file"
 
 
 class Database:
@@ -231,7 +234,7 @@ def _sqlite(url: URL, *, durable: bool) -> Engine:
     how = ("query_only=ON",) if archived else ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'NORMAL'}")
 
     @event.listens_for(engine, "connect")
-    def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+    def _prepare(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         # The driver's own BEGIN would come too late (before the first write): ours is sent at `begin` below.
         connection.isolation_level = None
         for pragma in (
@@ -243,13 +246,29 @@ def _sqlite(url: URL, *, durable: bool) -> Engine:
             "cache_size=-65536",
         ):
             connection.execute(f"PRAGMA {pragma}")
+        record.info[_FILE] = _identity(url)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
+        # A file that is deleted or replaced lives on for whoever has it open, and all that is written goes with it.
+        if connection.info.get(_FILE) != _identity(url):
+            raise StoreError(
+                f"{url.render_as_string()} is not the file any more that this process has open: it was deleted, moved "
+                "or replaced; stop the process, put the file and its -wal back (or restore a backup), and start again"
+            )
         immediate = connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _identity(url: URL) -> tuple[int, int] | None:
+    """What tells a file from another one of its name; None where there is none, and for a database in memory."""
+    try:
+        found = Path(url.database or ":memory:").stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _only_readable(url: URL) -> str | None:
