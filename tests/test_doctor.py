@@ -209,10 +209,32 @@ def test_what_is_scraped_and_cannot_be_read_is_bad_with_its_reason(
         why = Failing(since_us=T0, why="status", detail="it answers 503 Service Unavailable")
         database.write(lambda c: scrapes.note_failures(c, {1: why}))
     for at_us, verdict, found in (
-        (T0 + LATE_US, "warn", "1 of 2 fail: chat-0 (it answers 503 Service Unavailable)"),  # it began a moment ago
-        (T0 + LATE_US + 1, "bad", "of 2 of 2: chat-0 (it answers 503 Service Unavailable), chat-1"),
+        # The other was added a moment ago, and nobody knows yet.
+        (T0 + LATE_US, "bad", "of 1 of 2: chat-0 (it answers 503 Service Unavailable)"),
+        (
+            T0 + LATE_US + 1,
+            "bad",
+            "of 2 of 2: chat-0 (it answers 503 Service Unavailable), chat-1 (nothing for two minutes)",
+        ),
     ):
         monkeypatch.setattr(doctor, "now_us", lambda at_us=at_us: at_us)
+        checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
+        says(checks, "targets", verdict, found)
+
+
+def test_an_exporter_that_fails_since_a_moment_ago_is_a_warning(
+    kvledger: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kvledger("db", "upgrade").code == 0
+    why = Failing(since_us=T0 + LATE_US, why="timeout", detail="it hangs")
+    with closing(connect(f"sqlite:///{kvledger.file}", durable=False)) as database:
+        database.write(lambda c: scrapes.add_target(c, engine="gpus", url="http://gpus/", kind="dcgm", now_us=T0))
+        database.write(lambda c: scrapes.note_failures(c, {1: why}))
+    for later_us, verdict, found in (
+        (1, "warn", "1 of 1 fail: gpus (it hangs)"),
+        (LATE_US + 1, "bad", "of 1 of 1: gpus"),
+    ):
+        monkeypatch.setattr(doctor, "now_us", lambda later_us=later_us: T0 + LATE_US + later_us)
         checks = {check["check"]: check for check in json.loads(kvledger("doctor", "--format", "json").out)}
         says(checks, "targets", verdict, found)
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browser import browse, on_a_socket
+from driven import VLLM, Driven
 from serving import START, Clock, Served, open_books, serve
 
 from ledger import ingest, wire
+from ledger.collectors.fetch import Unfetched, Why
 from ledger.core.records import (
     Batch,
     Boot,
@@ -114,6 +116,30 @@ def test_ids_full_of_markup_are_shown_as_they_are_and_executed_by_nobody(
     assert document.count("<script") == 2
     assert "<svg onload" not in document
     assert hostile.tokens["admin"] not in document
+
+
+def test_an_engine_that_is_not_known_yet_is_awaited_and_one_that_fails_is_what_is_wrong(
+    chromium: str, empty: Served, tmp_path: Path
+) -> None:
+    driven = Driven(empty, fresh=VLLM)
+    driven.live(40)
+    with on_a_socket(empty.service) as url:
+        browse(chromium, tmp_path / "profile", f"{url}/login#{empty.tokens['admin']}")
+        document = browse(chromium, tmp_path / "profile", f"{url}/")
+        assert '<span class="state awaited">awaited</span>' in document
+        assert "waiting for its first answers" in document
+        assert "1 just added and not known yet, every other engine is heard" in document
+        assert "not answering" not in document
+        assert "· </span>" not in document
+
+        driven.answers["bad"] = Unfetched(Why.UNREACHABLE, "refused")
+        driven.add("bad")
+        driven.live(40)
+        empty.service.kept.forget()
+        document = browse(chromium, tmp_path / "profile", f"{url}/")
+        assert '<span class="state silent">silent</span>' in document
+        assert "scraped, and cannot be read: bad (refused)" in document
+        assert "engine is heard" not in document
 
 
 def test_a_page_without_a_login_leads_to_the_login(chromium: str, address: str, tmp_path: Path) -> None:

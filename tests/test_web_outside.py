@@ -13,6 +13,7 @@ from serving import START, Served
 from ledger import ingest
 from ledger.collectors.fetch import Unfetched, Why
 from ledger.core.records import Origin
+from ledger.web.outside import LATE_US
 
 
 def engines(served: Served) -> dict[str, dict]:
@@ -45,15 +46,46 @@ def test_an_engine_that_is_only_scraped_has_a_row_of_which_nothing_is_made_up(em
     assert said["signs"] == []
 
 
+def test_one_that_was_just_added_is_awaited_and_neither_silent_nor_a_trouble(empty: Served) -> None:
+    driven = Driven(empty, engine=VLLM)
+    for _ in range(3):
+        driven.live(10)
+        row = engines(empty)["engine"]
+        assert (row["state"], row["last_end_us"]) == ("awaited", None)
+        assert (row["scraped"]["awaited"], row["scraped"]["since_us"]) == (True, driven.began_us)
+        assert troubles(empty) == []
+    driven.live(90)
+    row = engines(empty)["engine"]
+    assert (row["state"], row["scraped"]["awaited"]) == ("open", False)
+
+
+def test_one_that_nobody_asks_is_awaited_for_two_minutes_and_then_silent_and_a_trouble(empty: Served) -> None:
+    Driven(empty, engine=VLLM)
+    empty.clock.us += LATE_US
+    assert engines(empty)["engine"]["state"] == "awaited"
+    assert troubles(empty) == []
+    empty.clock.us += 1
+    assert engines(empty)["engine"]["state"] == "silent"
+    assert troubles(empty) == ["scraped, and cannot be read: engine (nothing for two minutes)"]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "dcgm", "auto"])
+def test_one_that_was_just_added_and_fails_is_a_trouble_at_once(empty: Served, kind: str) -> None:
+    driven = Driven(empty)
+    driven.answers["bad"] = Unfetched(Why.UNREACHABLE, "refused")
+    driven.add("bad", kind)
+    driven.live(40)
+    assert troubles(empty) == ["scraped, and cannot be read: bad (refused)"]
+    assert [row["state"] for row in engines(empty).values()] == ([] if kind == "dcgm" else ["silent"])
+
+
 def test_one_that_never_answered_is_silent_and_a_trouble(empty: Served) -> None:
     driven = Driven(empty, engine=Unfetched(Why.UNREACHABLE, "refused"))
-    driven.live(60)
-    assert troubles(empty) == []
-    driven.live(120)
+    driven.live(180)
     row = engines(empty)["engine"]
     assert (row["state"], row["scraped"]["answers"], row["scraped"]["last_us"]) == ("silent", False, None)
     assert row["scraped"]["running"] is None
-    assert troubles(empty) == ["nothing could be read of what is scraped for two minutes: engine (refused)"]
+    assert troubles(empty) == ["scraped, and cannot be read: engine (refused)"]
     said = row["scraped"]
     assert (said["why"], said["detail"]) == ("unreachable", "refused")
     assert driven.began_us < said["failing_us"] <= driven.began_us + 16 * S
@@ -64,8 +96,11 @@ def test_one_that_stopped_answering_is_a_trouble_after_two_minutes(empty: Served
     driven.live(120)
     assert troubles(empty) == []
     driven.answers["engine"] = Unfetched(Why.TIMEOUT, "hangs")
-    driven.live(150)
-    assert troubles(empty) == ["nothing could be read of what is scraped for two minutes: engine (hangs)"]
+    driven.live(30)
+    assert troubles(empty) == []
+    assert engines(empty)["engine"]["state"] == "open"
+    driven.live(120)
+    assert troubles(empty) == ["scraped, and cannot be read: engine (hangs)"]
     assert engines(empty)["engine"]["state"] == "silent"
 
 
@@ -81,7 +116,7 @@ def test_an_exporter_that_answers_is_no_engine_and_no_trouble_and_one_that_does_
     assert engines(empty) == {}
     driven.answers["gpus"] = Unfetched(Why.STATUS, "it answers 500")
     driven.live(200)
-    assert troubles(empty) == ["nothing could be read of what is scraped for two minutes: gpus (it answers 500)"]
+    assert troubles(empty) == ["scraped, and cannot be read: gpus (it answers 500)"]
 
 
 def test_a_dead_gauge_is_a_trouble_and_its_figure_is_absent(empty: Served) -> None:

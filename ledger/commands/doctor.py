@@ -130,7 +130,7 @@ def _books(database: Database) -> Iterator[Check]:
         kept = [entry for entry in quarantine.entries(connection) if entry.received_us > at_us - DAY_US]
         found = [f for f in list_findings(connection, start_us=at_us - DAY_US) if f.severity is not Severity.INFO]
     if targets:
-        yield from _targets(targets, at_us)
+        yield from _targets(targets)
     yield from _engines(every, at_us, refused, scraped=bool(targets))
     yield judged(
         "prices", bool(known), f"{len(known)} known", "none is known: GPUs that are seen are unpriced",
@@ -169,9 +169,9 @@ def _laws(database: Database, *, quick: bool) -> Check:
     )  # fmt: skip
 
 
-def _targets(seen: Sequence[Seen], at_us: int) -> Iterator[Check]:
+def _targets(seen: Sequence[Seen]) -> Iterator[Check]:
     """What is looked at from outside: engines, and exporters of GPUs."""
-    down = [each.named for each in seen if each.down(at_us)]
+    down = [each.named for each in seen if each.down]
     dead = [each.target.engine for each in seen if each.answers and each.dead]
     failing = [each.named for each in seen if each.failing]
     found = f"nothing can be read of {len(down)} of {len(seen)}: {named(down)}"

@@ -27,6 +27,9 @@ EXPORTER: Final = "dcgm"
 LATE_US: Final = ROUND_LAG_US + PERIOD_US + SILENT_US
 """How old the newest record of a target that answers can be: two minutes."""
 
+AWAITED: Final = "awaited"
+"""The state of an engine that was added so lately that it need not be known yet; no engine with a hook has it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
@@ -42,17 +45,21 @@ class Seen:
     exporter: bool = False
     """Whether it tells of GPUs, so that it is no engine and has no records."""
 
-    def down(self, now_us: int) -> bool:
-        """Whether nothing could be read for as long as a record takes; not one that was added a moment ago."""
-        late_us = now_us - LATE_US
-        if self.exporter:
-            return self.failing is not None and self.failing.since_us < late_us
-        return not self.answers and self.target.since_us < late_us
+    down: bool = False
+    """Whether it cannot be read: it did not answer when it was asked, or nothing came for as long as a record takes.
+
+    Of one that was well, the first is no trouble before it has lasted as long as the second.
+    """
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it need not be known yet: it was added a moment ago, and no attempt has failed."""
+        return not (self.answers or self.down or self.exporter)
 
     @property
     def named(self) -> str:
-        """The engine, with the reason where there is one."""
-        return self.target.engine + (f" ({self.failing.detail})" if self.failing else "")
+        """The engine, with the reason why it is not read."""
+        return f"{self.target.engine} ({self.failing.detail if self.failing else 'nothing for two minutes'})"
 
     @property
     def dead(self) -> list[str]:
@@ -84,14 +91,15 @@ def seen_in(connection: Connection, now_us: int) -> tuple[Seen, ...]:
     def made(target: Target) -> Seen:
         record, fails = last.get(target.engine), failing.get(target.number)
         # One that is asked, fails not and yet has no record of an engine told of GPUs.
-        silent = asked and record is None and fails is None and target.since_us < late_us
-        return Seen(
-            target=target,
-            record=record,
-            answers=record is not None and record.end_us > late_us,
-            failing=fails,
-            exporter=target.kind == EXPORTER or (target.kind == AUTO and silent),
-        )
+        new = target.since_us >= late_us
+        silent = asked and record is None and fails is None and not new
+        exporter = target.kind == EXPORTER or (target.kind == AUTO and silent)
+        answers = record is not None and record.end_us > late_us
+        if exporter:
+            down = fails is not None and (new or fails.since_us < late_us)
+        else:
+            down = not answers and (fails is not None or not new)
+        return Seen(target=target, record=record, answers=answers, failing=fails, exporter=exporter, down=down)
 
     return tuple(made(target) for target in targets)
 
@@ -108,7 +116,9 @@ def scraped_value(seen: Seen) -> dict[str, Any]:
         "url": seen.target.url,
         "kind": record.kind if record else seen.target.kind,
         "model": record.model if record else "",
+        "since_us": seen.target.since_us,
         "answers": seen.answers,
+        "awaited": seen.awaited,
         "last_us": record.end_us if record else None,
         "failing_us": seen.failing.since_us if seen.failing else None,
         "why": seen.failing.why if seen.failing else None,
@@ -132,7 +142,7 @@ def row_of(seen: Seen) -> dict[str, Any]:
     return {
         "engine": seen.target.engine,
         "method": "scraped",
-        "state": (State.OPEN if seen.answers else State.SILENT).value,
+        "state": AWAITED if seen.awaited else (State.OPEN if seen.answers else State.SILENT).value,
         "origin": Origin.LIVE.value,
         **dict.fromkeys(("cluster", "namespace", "pod", "host", "boot_id", "hook_off"), ""),
         "software": source_of(kind).title if record else "",

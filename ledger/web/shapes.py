@@ -176,7 +176,9 @@ class Scraped(BaseModel):
     url: str
     kind: str = Field(description="what it was read as; auto until it answered")
     model: str
+    since_us: int = Field(description="when it was added")
     answers: bool
+    awaited: bool = Field(description="added less than two minutes ago, and no attempt has failed: not known yet")
     last_us: int | None = Field(description="watched until then; null: not in the last hour")
     failing_us: int | None = Field(description="could not be read since then; null: it could, or nobody asked yet")
     why: str | None = Field(description="timeout, unreachable, status, ... as `outcome` of kvledger_scrapes_total")
@@ -201,7 +203,10 @@ class Engine(Shape):
     engine: str
     method: str = Field(description="hook or scraped: whose word counts")
     state: str = Field(
-        description="starting, open, silent (open, nothing heard for 60 s), closed, or off (its hook has given up)"
+        description=(
+            "starting, open, silent (open, nothing heard for 60 s), closed, or off (its hook has given up); of one "
+            "that is only scraped: open, silent (cannot be read), or awaited (just added, not known yet)"
+        )
     )
     origin: str
     cluster: str

@@ -37,7 +37,7 @@ def troubles(service: Service, engines: Sequence[EngineState], seen: Iterable[Se
         refused = fleet.refused_missing(connection, engines, now_us)
         kept = [entry for entry in quarantine.entries(connection) if entry.received_us > now_us - DAY_US]
         findings = list_findings(connection, start_us=now_us - DAY_US)
-    found = [*_of_engines(engines, sum(refused.values())), *_of_targets(list(seen), now_us), *_of_jobs(service)]
+    found = [*_of_engines(engines, sum(refused.values())), *_of_targets(list(seen)), *_of_jobs(service)]
     if kept:
         reasons = ", ".join(sorted({entry.reason for entry in kept}))
         found.append(
@@ -111,11 +111,11 @@ def _of_engines(engines: Sequence[EngineState], refused: int) -> Iterable[Troubl
         )  # fmt: skip
 
 
-def _of_targets(seen: Sequence[Seen], now_us: int) -> Iterable[Trouble]:
-    down = [each.named for each in seen if each.down(now_us)]
+def _of_targets(seen: Sequence[Seen]) -> Iterable[Trouble]:
+    down = [each.named for each in seen if each.down]
     if down:
         yield _trouble(
-            Severity.CRITICAL, f"nothing could be read of what is scraped for two minutes: {_named(down)}",
+            Severity.CRITICAL, f"scraped, and cannot be read: {_named(down)}",
             "`kvledger collect list` has the addresses, `inspect URL` asks one; its time is unobserved, then vacant",
         )  # fmt: skip
     dead = [f"{each.target.engine} ({', '.join(each.dead)})" for each in seen if each.dead]

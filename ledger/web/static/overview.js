@@ -1,7 +1,7 @@
 // The overview: asks the JSON interface every few seconds and draws what it answers.
 import { ago, count, el, exact, get, money, percent, Refused, svg, table, time } from "./common.js";
 
-const EVERY_MS = 5000, SLOW_EVERY_MS = 30000;
+const EVERY_MS = 5000, SLOW_EVERY_MS = 30000, HOUR_US = 3.6e9;
 
 // The parts of a bill, in the order of the bar: name for people, and what it means.
 const PARTS = {
@@ -95,13 +95,18 @@ function drawEngines(engines, now) {
       el("footer", { class: "dim" }, heard(engine, now),
         engine.hook_off ? el("span", { class: "bad" }, `\u00a0· ${engine.hook_off}`) : "",
         engine.missing ? el("span", { class: "bad" }, `\u00a0· ${engine.missing} batches missing`) : "",
-        el("span", { class: "id", title: engine.software }, `\u00a0· ${engine.software || engine.host || engine.boot_id}`)))));
+        known(engine) ? el("span", { class: "id", title: engine.software }, `\u00a0· ${known(engine)}`) : ""))));
   if (!engines.length) $("engines").replaceChildren(el("p", { class: "empty" }, "no engine has reported yet: set KVLEDGER_URL and KVLEDGER_TOKEN at one"));
 }
 
+const known = (engine) => engine.software || engine.host || engine.boot_id;
+
 function heard(engine, now) {
   if (engine.received_us !== null) return `heard ${ago(engine.received_us, now)}`;
-  return engine.last_end_us === null ? "has not answered in the last hour" : `watched until ${ago(engine.last_end_us, now)}`;
+  if (engine.last_end_us !== null) return `watched until ${ago(engine.last_end_us, now)}`;
+  const since = engine.scraped.since_us;
+  if (now - since > HOUR_US) return "has not answered in the last hour";
+  return `added ${ago(since, now)}${engine.scraped.awaited ? "" : ", has not answered since"}`;
 }
 
 // What an engine says when it is looked at from outside: the whole of it where there is no hook, a line beside one.
@@ -111,12 +116,13 @@ function drawScraped(said, hooked) {
   const rest = 1 - pieces.reduce((all, [, part]) => all + part, 0);
   const requests = [[said.running, "running"], [said.waiting, "waiting"]].filter(([number]) => number !== null)
     .map(([number, state]) => `${count(Math.round(number))} ${state}`).join(", ");
-  const odd = [...said.signs, ...(said.answers ? [] : [said.why ?? "not answering"])].map((sign) => sign.replaceAll("_", " "));
+  const odd = [...said.signs, ...(said.answers || said.awaited ? [] : [said.why ?? "not answering"])].map((sign) => sign.replaceAll("_", " "));
   return el("div", { class: "pool" },
     el("p", {}, el("span", { class: "id", title: said.url }, "scraped"), el("span", { class: "dim id" }, [said.kind, said.model, requests].filter(Boolean).join(" · "))),
     ...(hooked || !known ? [] : [
       el("div", { class: "bar" }, bar([...pieces, ["free", rest]], 1, (name, part) => `${name === "free" && cached === null ? "free or cached" : name}: ${percent(part, 1)}`)),
       el("p", { class: "small" }, pieces.map(([name, part]) => el("span", {}, el("i", { class: `dot ${name}` }), `${name} ${percent(part, 1)}`)))]),
+    ...(said.awaited ? [el("p", { class: "small" }, "waiting for its first answers")] : []),
     ...(odd.length ? [el("p", { class: "small bad" }, odd.join(" · "))] : []));
 }
 
@@ -184,10 +190,12 @@ function drawBatches(rows, now) {
   ], rows, "no batch has arrived yet");
 }
 
-function drawTroubles(rows) {
+function drawTroubles(rows, engines) {
+  const awaited = engines.filter((engine) => engine.scraped?.awaited).length;
+  const heard = awaited ? `${count(awaited)} just added and not known yet, every other engine is heard` : "every engine is heard";
   $("troubles").replaceChildren(...rows.map((row) =>
     el("li", { class: row.severity }, el("b", {}, row.severity), el("span", {}, row.what, el("small", {}, row.todo)))));
-  if (!rows.length) $("troubles").replaceChildren(el("li", { class: "good" }, el("b", {}, "nothing"), el("span", {}, "every engine is heard, no batch is missing or refused, every law holds")));
+  if (!rows.length) $("troubles").replaceChildren(el("li", { class: "good" }, el("b", {}, "nothing"), el("span", {}, `${heard}, no batch is missing or refused, every law holds`)));
 }
 
 function drawHours(rows) {
@@ -229,7 +237,7 @@ async function refresh() {
         get("/v1/engines?limit=200"), get("/v1/batches?limit=12"), get("/v1/troubles"), get("/v1/gpus?limit=200")]);
       drawEngines(engines.rows, now);
       drawBatches(batches.rows, now);
-      drawTroubles(troubles);
+      drawTroubles(troubles, engines.rows);
       drawGpus(gpus.rows, now);
     } else $("gpus-card").hidden = true;
     if (performance.now() - slowAt > SLOW_EVERY_MS) {
