@@ -140,21 +140,25 @@ def prepare(snapshot: Connection, desk: Desk, start_us: int, end_us: int) -> Ite
 def close_month(db: Database, month: str, *, now_us: int) -> bool:
     """Settle what is left of a month and freeze its statement; False where it is closed already.
 
-    Months close in order, once they are over.
+    Months close in order from the one in which the ledger's time begins, once they are over. Raises UsageError.
     """
     with db.read() as snapshot:
         ledger = terms.read_terms(snapshot)
         if books.statement_row(snapshot, month) is not None:
             return False
         last = books.last_closed(snapshot)
-        first = books.first_booked(snapshot)
+        start_us = first_us(snapshot)
     end_us = ledger.month_bounds(month)[1]
     if end_us > now_us:
         raise UsageError(f"{month} ends at {format_time(end_us)} and cannot be closed before")
     if last is not None and month < last:
         raise UsageError(f"{month} lies before {last}, which is closed; what arrives for it becomes an adjustment")
-    expected = first if last is None else _following(last)
-    if expected is not None and month > expected:
+    if last is None and start_us is None:
+        raise UsageError(f"{month} cannot be closed: the ledger is empty; add assets or book an engine's time first")
+    expected = ledger.month(start_us or 0) if last is None else _following(last)
+    if month < expected:
+        raise UsageError(f"{month} cannot be closed: the ledger begins in {expected}; close that first")
+    if month > expected:
         raise UsageError(f"{month} cannot be closed before {expected}; months are closed in order")
     settle(db, until_us=end_us, now_us=now_us)
 

@@ -34,7 +34,7 @@ from ledger.core.settlement import Basis, Terms
 from ledger.errors import StoreError, UsageError
 from ledger.intervals import Desk, group_of
 from ledger.pricebook import Price
-from ledger.reports.monthly import read_sessions, read_statement
+from ledger.reports.monthly import listed_months, read_sessions, read_statement
 from ledger.reports.usage import usage
 from ledger.settle import close_month, provisional, settle
 from ledger.store import book_reads, book_tables, books, findings, prices, terms
@@ -318,6 +318,27 @@ def test_statements_are_chained_and_months_close_in_order(db: Database) -> None:
     assert first[6] == ""
     assert json.loads(first[5])["capacity"]["bill_nanos"] == first[4] == 3_600_000_000
     assert audit(db) == ()
+
+
+def test_a_month_before_the_ledger_begins_is_not_closed(db: Database) -> None:
+    open_ledger(db)
+    with pytest.raises(UsageError, match="the ledger is empty; add assets"):
+        close_month(db, NOVEMBER, now_us=LATE)
+    give_asset(db, "gpu-0", None, 3_600_000_000, from_us=DECEMBER - HOUR)
+    with pytest.raises(UsageError, match="2026-10 cannot be closed: the ledger begins in 2026-11"):
+        close_month(db, "2026-10", now_us=LATE)
+    with pytest.raises(UsageError, match="before 2026-11"):  # nothing is booked of either yet
+        close_month(db, "2026-12", now_us=DECEMBER + 40 * DAY)
+    assert close_month(db, NOVEMBER, now_us=LATE)
+    assert listed_months(db) == (NOVEMBER, "2026-12")
+
+
+def test_a_closed_month_is_listed_whatever_is_booked(db: Database) -> None:
+    open_ledger(db)
+    give_asset(db, "gpu-0", None, 3_600_000_000, from_us=DECEMBER - HOUR, to_us=DECEMBER)
+    for month in (NOVEMBER, "2026-12"):
+        assert close_month(db, month, now_us=DECEMBER + 40 * DAY)
+    assert listed_months(db) == (NOVEMBER, "2026-12", "2027-01")
 
 
 def test_the_journal_and_statements_refuse_to_be_changed(db: Database) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from ledger.audit import audit as breaches_of
 from ledger.cli import FOUND, OK
 from ledger.commands.opening import clock_us, fit_terms, now_us, opened
-from ledger.reports.monthly import booked_months, read_statement
+from ledger.reports.monthly import listed_months, read_statement
 from ledger.reports.render import Column, Shape, Sheet, counted, show
 from ledger.settle import close_month
 from ledger.settle import settle as settle_all
-from ledger.store import books
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -43,14 +42,10 @@ def month_close(args: Namespace) -> int:
 
 
 def month_list(args: Namespace) -> int:
-    """Every month that has bookings."""
+    """Every month that has bookings or is closed."""
     rows = []
     with opened(args) as ledger:
-        months = [*booked_months(ledger.database)]
-        with ledger.database.read() as connection:
-            if months and books.last_closed(connection) == str(months[-1]):
-                months.append(months[-1].next())  # where adjustments go
-        for month in months:
+        for month in listed_months(ledger.database):
             statement = read_statement(ledger.database, str(month), now_us=now_us())
             rows.append(
                 (

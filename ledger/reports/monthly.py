@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledger.core.periods import months_between
+from ledger.core.periods import Month, months_between
 from ledger.reports.statement import Heading, from_value, make_statement, of_tenant
 from ledger.settle import Provisional, booked_statement, provisional
 from ledger.store import book_reads, books, inputs, terms
@@ -17,7 +17,6 @@ from ledger.store import book_reads, books, inputs, terms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ledger.core.periods import Month
     from ledger.core.records import Dimensions
     from ledger.core.settlement import Basis
     from ledger.reports.statement import Statement
@@ -119,6 +118,19 @@ def booked_months(db: Database) -> tuple[Month, ...]:
         if start_us is None or end_us is None:
             return ()
         return tuple(months_between(start_us, end_us, terms.read_terms(snapshot).zone))
+
+
+def listed_months(db: Database) -> tuple[str, ...]:
+    """Every month that is booked or closed, and the one after the last where that is closed: adjustments go there."""
+    between = booked_months(db)
+    with db.read() as snapshot:
+        last = books.last_closed(snapshot)
+        closed = books.closed_months(snapshot)
+    months = {*map(str, between), *closed}
+    if last is not None and last == max(months):
+        year, number = (int(part) for part in last.split("-"))
+        months.add(str(Month(year, number).next()))
+    return tuple(sorted(months))
 
 
 def _closed(snapshot: Connection, month: str, basis: Basis | None) -> Statement | None:

@@ -322,10 +322,9 @@ def last_closed(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def first_booked(connection: Connection) -> str | None:
-    """The earliest month with a booking; None for an empty journal."""
-    found = connection.execute(select(func.min(t.transactions.c.booked_month))).scalar_one()
-    return None if found is None else str(found)
+def closed_months(connection: Connection) -> tuple[str, ...]:
+    """The months that are closed, in order."""
+    return tuple(connection.execute(select(t.statements.c.month).order_by(t.statements.c.month)).scalars())
 
 
 def save_statement(connection: Connection, row: Mapping[str, Any]) -> None:
