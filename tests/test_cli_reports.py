@@ -16,7 +16,7 @@ from ledger import ingest
 from ledger.core.money import decimal_text
 from ledger.core.periods import parse_time
 from ledger.reports.bill import LOOKS
-from ledger.reports.render import Column, Shape, Sheet, counted, money, percent, show
+from ledger.reports.render import Column, Shape, Sheet, counted, csv_text, money, percent, show
 from ledger.reports.usage import KEYS, By
 from ledger.store.database import connect
 
@@ -343,6 +343,16 @@ def test_names_are_never_taken_for_markup(kvledger: CommandLine) -> None:
     out = kvledger("tenants", "list").out
     assert "[red]:smile:[/red]" in out
     assert "[bold]x" in out
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_disarmed_in_every_csv(kvledger: CommandLine) -> None:
+    formula = '=HYPERLINK("http://x")'
+    kvledger("db", "upgrade")
+    kvledger("tenants", "add", formula)
+    _header, row = csv.reader(io.StringIO(kvledger("tenants", "list", "--format", "csv").out))
+    assert row[0] == "'" + formula
+    assert kvledger("tenants", "list", "--format", "json").json[0]["tenant"] == formula
+    assert csv_text([("@x", -5, None, True), ("\ty", "a=b", 0, False)]) == "'@x,-5,,yes\n'\ty,a=b,0,no\n"
 
 
 def test_the_rest_of_a_long_table_is_summed_up(replayed: CommandLine) -> None:

@@ -7,11 +7,11 @@ ledger is never taken for markup.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, TextIO
 
 from rich.box import Box
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from ledger.core.money import rounded_text
 from ledger.core.periods import HOUR_US, format_time
+from ledger.reports.separated import write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -321,17 +322,11 @@ def _json(sheet: Sheet, out: TextIO) -> None:
 
 
 def _csv(sheet: Sheet, out: TextIO) -> None:
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.key for column in sheet.columns)
-    writer.writerows([_cell(value) for value in row] for row in sheet.rows)
-
-
-def _cell(value: Value) -> Value:
-    return ("yes" if value else "no") if isinstance(value, bool) else value
+    write_csv(chain([[column.key for column in sheet.columns]], sheet.rows), out)
 
 
 def csv_text(rows: Sequence[Sequence[Value]]) -> str:
     """Rows as CSV text."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    write_csv(rows, out)
     return out.getvalue()

@@ -6,7 +6,6 @@ would take for a formula is written with a quote before it.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -18,11 +17,10 @@ from starlette.responses import JSONResponse
 from ledger import limits
 from ledger.core.periods import parse_month, parse_time
 from ledger.errors import Refusal
+from ledger.reports.separated import write_csv
 from ledger.web.problems import Problem
 
 CSV_TYPE = "text/csv; charset=utf-8"
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Form(StrEnum):
@@ -98,15 +96,5 @@ def csv_response(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ())
     """Rows as CSV; lists and objects within a row are left out."""
     names = list(columns) or [k for k, v in (rows[0] if rows else {}).items() if not isinstance(v, list | dict)]
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    write_csv([names, *([row.get(name) for name in names] for row in rows)], out)
     return Response(out.getvalue(), media_type=CSV_TYPE)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return "'" + value
-    return value
