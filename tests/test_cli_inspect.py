@@ -59,6 +59,14 @@ def test_json_has_all_of_it(kvledger: CommandLine, file: str) -> None:
     assert "preemptions" in found["missing"]
 
 
+def test_a_byte_order_mark_before_a_text_is_no_bad_line(kvledger: CommandLine, file: str, plain: Path) -> None:
+    (plain / "marked.prom").write_text(TEXT, encoding="utf-8-sig")
+    assert (
+        kvledger("inspect", "marked.prom", "--format", "json").json
+        == kvledger("inspect", file, "--format", "json").json
+    )
+
+
 def test_a_url_is_fetched(kvledger: CommandLine) -> None:
     with endpoint(text(TEXT)) as engine:
         assert kvledger("inspect", engine.url, "--format", "json").json["kind"] == "vllm"

@@ -189,6 +189,15 @@ def test_a_broken_file_is_refused_with_its_line_and_a_way_out(tmp_path: Path, te
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("text", [json.dumps(MOONCAKE) + "\n", AZURE + "2023-11-16 18:15:46.68,10,2\n"])
+def test_a_byte_order_mark_before_a_trace_changes_nothing(tmp_path: Path, text: str) -> None:
+    for name, encoding in (("bare", "utf-8"), ("marked", "utf-8-sig")):
+        (tmp_path / name).write_text(text, encoding=encoding)
+    bare, marked = (open_trace(tmp_path / name) for name in ("bare", "marked"))
+    assert marked.format == bare.format
+    assert list(marked.requests()) == list(bare.requests())
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(json.dumps(MOONCAKE).encode() + b"\n\xff\xfe\n")

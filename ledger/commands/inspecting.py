@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +62,7 @@ def _text(named: str) -> bytes:
         raise UsageError(f"{named}: {said}; name a file, or a URL that begins with http:// or https://") from error
     if len(raw) > limits.SCRAPE_BYTES_MAX:
         raise UsageError(f"{named}: more than {limits.SCRAPE_BYTES_MAX} bytes, so no /metrics text; name another")
-    return raw
+    return raw.removeprefix(codecs.BOM_UTF8)
 
 
 def _as_value(seen: Inspection) -> dict[str, object]:

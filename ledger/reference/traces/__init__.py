@@ -84,7 +84,7 @@ def detect(path: Path) -> str:
     """Tell the format of ``path`` by its first row."""
     file = TraceFile(path)
     _number, text = next(file.lines())
-    if text.lstrip("\ufeff") == AZURE_HEADER:
+    if text == AZURE_HEADER:
         return "azure"
     try:
         first = json.loads(text)

@@ -57,7 +57,7 @@ def azure(file: TraceFile) -> Iterator[tuple[int, TraceRequest]]:
     dims = Dimensions(tenant="azure", scenario="chat")
     for line, text in file.lines():
         if line == 1:
-            if text.lstrip("\ufeff") != AZURE_HEADER:
+            if text != AZURE_HEADER:
                 file.fail(line, f"the header is {text[:60]!r}", f"it must be {AZURE_HEADER}")
             continue
         cells = text.split(",")

@@ -60,7 +60,7 @@ class TraceFile:
                     number += 1
                     if len(line) >= LINE_BYTES_MAX:
                         self.fail(number, f"the line has {LINE_BYTES_MAX} bytes or more", "this is no trace by lines")
-                    row = line.decode("utf-8").strip()
+                    row = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                     if row:
                         found = True
                         yield number, row
