@@ -132,6 +132,8 @@ def _prices(row: Mapping[str, str], at: _Place) -> Iterator[ListedPrice]:
     for column in KEY:
         if len(row.get(column, "")) > TEXT_CHARS_MAX:
             at.refuse(f"{column} of {len(row[column])} characters, the most is {TEXT_CHARS_MAX}: shorten it")
+        if not row.get(column, "").isprintable():
+            at.refuse(f"{column} {row[column][:60]!a} has a character that does not print: remove it")
     if not row[GPU]:
         at.refuse(f"empty {GPU}, a price is of a GPU model: fill it in or remove the line")
     on_demand = _nanos(row[ON_DEMAND], ON_DEMAND, at)

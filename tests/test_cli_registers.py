@@ -190,11 +190,16 @@ def test_a_price_file_with_a_bad_line_changes_nothing(empty: CommandLine) -> Non
         ("B200,-1", "negative"),
         ("B200,NaN", "not a plain decimal"),
         ("B200,1e99", "not a plain decimal"),
+        ("B\x1b[2J200,1", "gpu 'B\\x1b[2J200' has a character that does not print"),
     ):
         Path("list.csv").write_text(f"{good}{line}\n")
         message = empty.fails("prices", "import", "list.csv")
         assert "list.csv, line 3" in message
         assert says in message
+    Path("list.csv").write_text(f'{good}"H4\n00",1\n')  # a line of CSV ends behind the quote
+    assert "list.csv, line 4: gpu 'H4\\n00' has a character that" in empty.fails("prices", "import", "list.csv")
+    for register in ("prices add 1 --model", "assets add --price 1 gpu-0 --cluster", "tenants add"):
+        assert "'H4\\n00' is no name; write 1 to" in empty.fails(*register.split(), "H4\n00")
     for name in ("absent.csv", "."):
         assert "cannot be read" in empty.fails("prices", "import", name)
     assert listed(empty, "prices") == []
