@@ -15,7 +15,7 @@ from sqlalchemy import text
 import ledger.web
 from ledger import limits
 from ledger import metrics as m
-from ledger.web.answers import csv_response
+from ledger.web.answers import csv_response, instant
 
 LISTS = (
     "/v1/usage", "/v1/usage?by=session", "/v1/usage?by=model", "/v1/usage?by=pool", "/v1/sessions", "/v1/costs",
@@ -69,6 +69,17 @@ def test_a_range_has_its_own_figures(served: Served) -> None:
     whole = served.get("/v1/usage").json()
     assert (first["from_us"], first["to_us"]) == (START, START + HOUR)
     assert sum(row["active_block_us"] for row in first["rows"]) < sum(row["active_block_us"] for row in whole["rows"])
+
+
+@pytest.mark.parametrize("report", ["usage", "sessions", "costs"])
+@pytest.mark.parametrize("years", [("2020", "2026"), ("2090", "2091")])
+def test_a_range_without_any_of_the_ledger_s_time_is_empty_and_within_what_was_asked(
+    served: Served, report: str, years: tuple[str, str]
+) -> None:
+    since, until = (f"{year}-01-01T00:00:00Z" for year in years)
+    found = served.get(f"/v1/{report}?from={since}&to={until}").json()
+    assert instant(since, "from") <= found["from_us"] == found["to_us"] <= instant(until, "to")
+    assert found["rows"] == []
 
 
 def test_pages_follow_each_other_and_lose_nothing(served: Served) -> None:

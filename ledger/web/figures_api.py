@@ -253,7 +253,9 @@ def _range(service: Service, since: str | None, until: str | None, *, most_us: i
     if high - low > most_us:
         detail = f"from, to: {(high - low) // limits.DAY_US} days; at most {most_us // limits.DAY_US}: ask in parts"
         raise Problem(422, "invalid-parameter", detail)
-    return (low, high) if low < high else (low, low)
+    if low >= high:
+        low = high = min(low, end_us)  # the ledger's time may lie after the range asked, or before it
+    return low, high
 
 
 def open_time(service: Service) -> tuple[Provisional, ...]:
