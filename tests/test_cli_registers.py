@@ -294,6 +294,7 @@ COMMANDS = ("usage", "report", "audit", "settle", "assets list", "months list", 
 def test_a_ledger_that_is_not_there_is_not_made_by_looking(kvledger: CommandLine) -> None:
     for command in (*COMMANDS, "db current", "db check"):
         assert "there is no ledger at" in kvledger.fails(*command.split())
+    assert "`kvledger serve` makes it and takes what engines send" in kvledger.fails("usage")
     assert list(kvledger.folder.iterdir()) == []
 
 

@@ -81,8 +81,9 @@ def opened(args: Namespace) -> Iterator[Ledger]:
     file = file_of(settings.database)
     if file is not None and not file.is_file():
         raise UsageError(
-            f"there is no ledger at {file}; `kvledger db upgrade` makes an empty one, `kvledger replay` and "
-            "`kvledger demo` one with something in it, --database names another"
+            f"there is no ledger at {file}; `kvledger serve` makes it and takes what engines send, "
+            "`kvledger db upgrade` makes an empty one, `kvledger replay` and `kvledger demo` one with something in it, "
+            "--database names another"
         )
     with connected(settings) as ledger:
         check_version(ledger)
