@@ -272,7 +272,8 @@ def _reports(commands: Commands) -> None:
         "reports:usage",
         "Block time, tokens and cost by tenant, session, request, model or pool.",
         "kvledger usage --by session --from 2026-11-03T00:00:00Z --to 2026-11-04T00:00:00Z --format csv",
-        more="JSON and CSV carry exact integers (docs/cli.md); the table rounds.",
+        more="JSON and CSV carry exact integers (docs/cli.md); the table rounds.\n"
+        "What comes late for a settled hour is in whole hours after `kvledger settle`.",
     )
     made.add_argument(
         "--from", dest="start", metavar="T", type=grid_instant, help="on the 15-second grid; default: the first fact"
