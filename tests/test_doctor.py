@@ -239,11 +239,22 @@ def test_an_exporter_that_fails_since_a_moment_ago_is_a_warning(
         says(checks, "targets", verdict, found)
 
 
+@pytest.mark.parametrize(("report", "said"), [
+    (HookReport(faults=(("unknown_request", 200),)), "engine-a met 200 faults (unknown_request)"),
+    (HookReport(dropped=(("spool_bytes", 1),)), "engine-a dropped 1 batch (spool_bytes)"),
+])  # fmt: skip
+def test_of_a_hook_s_drops_and_faults_the_part_that_is_zero_is_not_told(
+    well: Deployment, report: HookReport, said: str
+) -> None:
+    well.deliver(replace(well.life.period({ALICE: (3, 1)}), hook=report))
+    says(well.checks(), "hooks", "warn", f"in the last day {said}")
+
+
 def test_a_hook_that_dropped_or_failed_is_told_with_its_reasons_and_one_that_is_off_is_bad(well: Deployment) -> None:
     says(well.checks(), "hooks", "ok", "without a drop or a fault")
     report = HookReport(dropped=(("spool_bytes", 3),), faults=(("unknown_request", 1),))
     well.deliver(replace(well.life.period({ALICE: (3, 1)}), hook=report))
-    says(well.checks(), "hooks", "warn", "engine-a dropped 3 batches and met 1 faults (spool_bytes, unknown_request)")
+    says(well.checks(), "hooks", "warn", "engine-a dropped 3 batches and met 1 fault (spool_bytes, unknown_request)")
     well.deliver(replace(well.life.period({ALICE: (3, 1)}), hook=replace(report, off="8 faults in a row")))
     says(well.checks(), "hooks", "bad", "switched off: engine-a: 8 faults in a row")
 

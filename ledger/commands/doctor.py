@@ -20,6 +20,7 @@ from ledger.commands.checks import Check, Verdict, ago, judged, named, report
 from ledger.commands.opening import connected, now_us
 from ledger.core.periods import HOUR_US, format_time, settle_interval
 from ledger.errors import LedgerError
+from ledger.reports.render import counted
 from ledger.store import fleet, inputs, migrate, prices, quarantine
 from ledger.store.alone import SERVING, lock_of, served_at
 from ledger.store.database import file_of
@@ -213,7 +214,7 @@ def _engines(every: Sequence[EngineState], at_us: int, refused: Mapping[str, int
     given_up = [f"{engine.engine}: {engine.hook.off}" for engine in heard if engine.state is fleet.State.OFF]
     troubled = [engine for engine in heard if engine.dropped or engine.faults]
     reasons = sorted({reason for e in troubled for reason, _ in (*e.lately.dropped, *e.lately.faults)})
-    lately = named(f"{e.engine} dropped {e.dropped} batches and met {e.faults} faults" for e in troubled)
+    lately = named(f"{e.engine} {_lost(e.dropped, e.faults)}" for e in troubled)
     yield judged(
         "hooks", not given_up and not troubled, "on, without a drop or a fault in the last day",
         f"switched off: {named(given_up)}" if given_up else f"in the last day {lately} ({', '.join(reasons)})",
@@ -322,3 +323,10 @@ def _metrics(url: str) -> Check:
         "metrics", not absent, f"all {len(metrics.DECLARED)} are exposed", f"not exposed: {named(absent)}",
         "restart the service: it is of another version",
     )  # fmt: skip
+
+
+def _lost(dropped: int, faults: int) -> str:
+    """What a hook dropped and met, without the part that is zero."""
+    parts = [f"dropped {counted(dropped, 'batch', 'batches')}"] if dropped else []
+    parts += [f"met {counted(faults, 'fault')}"] if faults else []
+    return " and ".join(parts)
