@@ -77,7 +77,9 @@ def run(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             wait_for(lambda: all(tokens(found) >= output(run) for found in read(run)), server, "every record", ROUND_S)
             run.engines = {row["engine"]: row for row in books.get("/v1/engines")["rows"]}
             run.metrics = scrape(books.url)
-            run.bill = books.get("/v1/statements/current")
+            # Worked out now: the interface may show one from before the load was over.
+            month = time.strftime("%Y-%m", time.gmtime())
+            run.bill = json.loads(books.ask("report", "--month", month, "--format", "json"))
             (run.pool,) = [row for row in books.rows("usage", "--by", "pool") if row["engine"] == "tiny"]
             run.requests = books.requests()
             yield run
@@ -190,4 +192,5 @@ def test_money_of_the_hook_is_its_tenants_and_of_the_other_unattributed_compute(
     (unattributed,) = [line["amount_nanos"] for line in lines if line["tenant"] == "unattributed"]
     assert tenants > 0
     busy_s = unattributed / 1e9 / float(PRICE_PER_HOUR) * 3600
-    assert abs(busy_s - run.load_s) <= INTERVAL_S
+    # The load begins and ends somewhere within an interval, and each of these two counts as busy whole.
+    assert abs(busy_s - run.load_s) <= 2 * INTERVAL_S
