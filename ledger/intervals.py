@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ledger.core.allocation import allocate
 from ledger.core.digests import digest
 from ledger.core.journal import asset_group, engine_group
-from ledger.core.periods import HOUR_US, SILENCE_US
+from ledger.core.periods import HOUR_US, SILENCE_US, month_after
 from ledger.core.records import PERIOD_US
 from ledger.core.settlement import AssetTerms, Basis, IntervalInputs, Kind
 from ledger.core.timeline import trimmed
@@ -94,7 +94,7 @@ class Desk:
         self._seen: dict[tuple[str, int], _Rates] = {}
         self._asked: dict[int, str | None] = {}
         closed = books.last_closed(connection)
-        self.booked_month = month if closed is None or month > closed else _next(closed)
+        self.booked_month = month if closed is None or month > closed else month_after(closed)
 
     def intervals(self) -> Iterator[tuple[int, int]]:
         """The settle intervals of the month that are over at ``until_us``."""
@@ -374,11 +374,6 @@ def _block_cost(segments: Sequence[SegmentTerms], end: BadEnd) -> Fraction:
         if segment.start_us <= end.start_us < segment.end_us and segment.blocks and segment.observed_us:
             return Fraction(segment.kv_nanos * end.active_block_us, segment.blocks * segment.observed_us)
     return Fraction(0)
-
-
-def _next(month: str) -> str:
-    year, number = (int(part) for part in month.split("-"))
-    return f"{year + number // 12:04d}-{number % 12 + 1:02d}"
 
 
 def open_boundary(boots: Sequence[EngineBoot], now_us: int, scraped_us: Iterable[int] = ()) -> int:

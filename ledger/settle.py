@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ledger.core.digests import digest
-from ledger.core.periods import HOUR_US, SILENCE_US, Month, format_time, months_between
+from ledger.core.periods import HOUR_US, SILENCE_US, format_time, month_after, months_between
 from ledger.core.settlement import Basis
 from ledger.errors import UsageError
 from ledger.intervals import AssetGroup, Desk, Frame, group_of, open_boundary
@@ -24,7 +24,7 @@ from ledger.store.rows import canonical
 from ledger.store.sample_sights import agent_sights, first_seen_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ledger.reports.statement import Statement
     from ledger.store.books import Head, Settlement
@@ -123,6 +123,11 @@ def provisional(db: Database, *, now_us: int, month: str | None = None) -> tuple
     return tuple(found)
 
 
+def still_open(parts: Sequence[Provisional], settled_us: int | None) -> list[Provisional]:
+    """Those of ``parts`` that go with what is booked up to ``settled_us``; beside more they would count twice."""
+    return [part for part in parts if part.settled_us == settled_us]
+
+
 def prepare(snapshot: Connection, desk: Desk, start_us: int, end_us: int) -> Iterator[Settlement]:
     """The settlements of ``[start_us, end_us)`` of the desk's month, by interval, the first and last cut."""
     length_us = desk.ledger.interval_us
@@ -155,7 +160,7 @@ def close_month(db: Database, month: str, *, now_us: int) -> bool:
         raise UsageError(f"{month} lies before {last}, which is closed; what arrives for it becomes an adjustment")
     if last is None and start_us is None:
         raise UsageError(f"{month} cannot be closed: the ledger is empty; add assets or book an engine's time first")
-    expected = ledger.month(start_us or 0) if last is None else _following(last)
+    expected = ledger.month(start_us or 0) if last is None else month_after(last)
     if month < expected:
         raise UsageError(f"{month} cannot be closed: the ledger begins in {expected}; close that first")
     if month > expected:
@@ -336,8 +341,3 @@ def _again(connection: Connection, made: Settlement) -> Settlement:
 def _prepared(connection: Connection, key: str, start_us: int, end_us: int) -> Settlement:
     desk = Desk(connection, terms.read_terms(connection).month(start_us), end_us)
     return desk.settlement(desk.frame(group_of(key), start_us, end_us))
-
-
-def _following(month: str) -> str:
-    year, number = (int(part) for part in month.split("-"))
-    return str(Month(year, number).next())

@@ -146,6 +146,12 @@ def months_between(start_us: int, end_us: int, zone: tzinfo) -> Iterator[Month]:
         month = month.next()
 
 
+def month_after(month: str) -> str:
+    """The month after ``month``, both ``YYYY-MM``."""
+    year, number = (int(part) for part in month.split("-"))
+    return str(Month(year, number).next())
+
+
 def parse_month(text: str) -> Month | Refusal:
     """``YYYY-MM``."""
     match = _MONTH.fullmatch(text)

@@ -9,14 +9,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledger.core.periods import Month, months_between
+from ledger.core.periods import month_after, months_between
 from ledger.reports.statement import Heading, from_value, make_statement, of_tenant
-from ledger.settle import Provisional, booked_statement, provisional
+from ledger.settle import Provisional, booked_statement, provisional, still_open
 from ledger.store import book_reads, books, inputs, terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ledger.core.periods import Month
     from ledger.core.records import Dimensions
     from ledger.core.settlement import Basis
     from ledger.reports.statement import Statement
@@ -52,7 +53,7 @@ def read_statement(
         settled_us = books.settled_until(snapshot)
     if closed is None:
         wanted = basis or ledger.terms(month).basis
-        rest = [part for part in known if part.month == month and part.settled_us == settled_us]
+        rest = [part for part in still_open(known, settled_us) if part.month == month]
         rest = rest or [*provisional(db, now_us=now_us, month=month)]
         with db.read() as snapshot:
             statement = booked_statement(
@@ -128,8 +129,7 @@ def listed_months(db: Database) -> tuple[str, ...]:
         closed = books.closed_months(snapshot)
     months = {*map(str, between), *closed}
     if last is not None and last == max(months):
-        year, number = (int(part) for part in last.split("-"))
-        months.add(str(Month(year, number).next()))
+        months.add(month_after(last))
     return tuple(sorted(months))
 
 

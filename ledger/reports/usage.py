@@ -17,7 +17,7 @@ from ledger.errors import UsageError
 from ledger.intervals import Desk
 from ledger.reports.requests import request_rows
 from ledger.reports.usage_rows import CHARGES, TOKENS, Figures, UsageRow
-from ledger.settle import Provisional, prepare
+from ledger.settle import Provisional, prepare, still_open
 from ledger.store import book_reads, books, inputs, rollups, terms
 from ledger.store.book_reads import POOL_COLUMNS, USAGE_COLUMNS
 
@@ -148,9 +148,8 @@ class _Reading:
         length_us = ledger.interval_us
         booked_us = books.settled_until(self._snapshot)
         settled_us = booked_us or 0
-        made_before = {
-            (part.from_us, part.until_us): part.settlements for part in self._known if part.settled_us == booked_us
-        }
+        known = still_open(self._known, booked_us)
+        made_before = {(part.from_us, part.until_us): part.settlements for part in known}
         for month in months_between(*self._range, ledger.zone):
             first_us, last_us = ledger.month_bounds(str(month))
             start_us, end_us = max(first_us, self._range[0]), min(last_us, self._range[1])

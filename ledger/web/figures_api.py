@@ -19,7 +19,7 @@ from ledger.core.settlement import Basis
 from ledger.reports import monthly
 from ledger.reports import statement as statements_of
 from ledger.reports.usage import By, columns, usage
-from ledger.settle import Provisional, first_us, provisional
+from ledger.settle import Provisional, first_us, provisional, still_open
 from ledger.store import books, costs, terms
 from ledger.web import shapes
 from ledger.web.answers import (
@@ -295,9 +295,8 @@ def _costs(service: Service, span: tuple[int, int], by: Bucket, basis: Basis | N
 
     for line in found:
         add(line.start_us, line.account, line.kind, line.tenant, line.amount_nanos)
-    known = open_time(service) if span[1] > settled else ()
-    for part in known:
-        for made in part.settlements if part.settled_us == booked_us else ():
+    for part in still_open(open_time(service), booked_us) if span[1] > settled else ():
+        for made in part.settlements:
             if span[0] <= made.start_us < span[1]:
                 for of, each in made.lines():
                     if of is chosen:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from ledger import limits
+from ledger.core.periods import HOUR_US, period_start
+from ledger.core.records import PERIOD_US
 from ledger.core.samples import ProcessPeriod, Spread
 from ledger.limits import DAY_US
 from ledger.memory import Budget, Held, Part, budgets
@@ -24,7 +26,6 @@ router = APIRouter(tags=["gpus"])
 
 LISTED = listed(401, 403, 422, 429, 503)
 HISTORY_DAYS = 7
-HOUR_US = 3_600_000_000
 
 LOCK_PPM = 950_000
 """What of the time the busiest thread has to use before others are said to wait for it."""
@@ -267,7 +268,7 @@ def _process(one: Held) -> dict[str, Any]:
 def _kv_row(shard: ShardNow, at_us: int, held: int) -> dict[str, Any]:
     nothing = dict.fromkeys(("pid", "least_bytes", "most_bytes", "free_bytes", "total_bytes", "reserved_bytes"))
     return {
-        **nothing, "start_us": at_us, "end_us": at_us - at_us % 15_000_000 + 15_000_000, "gpu": shard.gpu_uuid,
+        **nothing, "start_us": at_us, "end_us": period_start(at_us) + PERIOD_US, "gpu": shard.gpu_uuid,
         "of": "kv", "engine": shard.engine, "mean_bytes": held, "marks_bytes": [],
     }  # fmt: skip
 
