@@ -33,10 +33,12 @@ from batches import BLOCKS, Life  # noqa: E402 - after the path is set
 from bench.bench_scrape import Process, served  # noqa: E402
 from bench.figures import Figure, command, tell  # noqa: E402
 from bench.served import Line, request  # noqa: E402
+from ledger.commands.opening import fit_terms  # noqa: E402
 from ledger.config import load  # noqa: E402
+from ledger.core.periods import HOUR_US  # noqa: E402
 from ledger.core.records import PERIOD_US, Dimensions, Origin  # noqa: E402
 from ledger.pricebook import Asset, Assignment, Price  # noqa: E402
-from ledger.store import migrate, prices, terms  # noqa: E402
+from ledger.store import migrate, prices  # noqa: E402
 from ledger.store.database import connect  # noqa: E402
 from ledger.store.tokens import Scope, add_token  # noqa: E402
 
@@ -117,13 +119,11 @@ class Readers(threading.Thread):
 def prepare(database: Database, engines: int, now_us: int) -> tuple[str, str]:
     """A ledger with a GPU for each engine, paid from the hour on; the tokens of engines and of a reader."""
     migrate.upgrade(database)
-    hour_us = now_us - now_us % (3600 * 1_000_000)
+    hour_us = now_us - now_us % HOUR_US
     settings = load(environ={})
 
     def work(c: Any) -> tuple[str, str]:
-        terms.ensure_terms(
-            c, currency=settings.currency, zone_name=settings.billing_timezone, terms=settings.terms(), now_us=now_us
-        )
+        fit_terms(c, settings, at_us=now_us)
         prices.add_price(c, Price(nanos_per_hour=2_950_000_000, valid_from_us=hour_us), currency="USD", now_us=now_us)
         for number in range(engines):
             gpu = f"gpu-{number}"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import ledger
 from ledger.commands import collecting_arguments, service_arguments
+from ledger.commands.argument_types import instant, name, taken
 from ledger.config import scaled
 from ledger.core.money import parse_nanos
-from ledger.core.periods import Month, format_time, on_grid, parse_month, parse_time, parse_zone
-from ledger.errors import Refusal, UsageError
-from ledger.limits import INT_MAX, PPM_MAX, TABLE_ROWS, TEXT_CHARS_MAX, TIME_US_MAX, TIME_US_MIN
+from ledger.core.periods import Month, format_time, on_grid, parse_month, parse_zone
+from ledger.errors import UsageError
+from ledger.limits import INT_MAX, PPM_MAX, TABLE_ROWS, TIME_US_MAX, TIME_US_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,11 +91,6 @@ def _examples(*lines: str) -> str:
     return "\n".join([f"example{'s' * (len(lines) > 1)}:", *(f"  {line}" for line in lines)])
 
 
-def instant(text: str) -> int:
-    """An ISO 8601 time with its offset, in microseconds since 1970."""
-    return _taken(parse_time(text))
-
-
 def first_instant(text: str) -> int:
     """When a replay starts: on the grid, and where the ledger takes facts of the whole year that follows."""
     at_us = grid_instant(text)
@@ -115,25 +111,17 @@ def grid_instant(text: str) -> int:
 
 
 def month(text: str) -> Month:
-    return _taken(parse_month(text))
+    return taken(parse_month(text))
 
 
 def price(text: str) -> int:
     """A price per hour in decimal text, as nano-units exactly."""
-    return _taken(parse_nanos(text, what="price"))
+    return taken(parse_nanos(text, what="price"))
 
 
 def share(text: str) -> int:
     """A part of a GPU from above 0 to 1, in millionths."""
     return _exactly(text, digits=6, low=1, high=PPM_MAX, like="0.5, above 0 and at most 1, 6 decimals at most")
-
-
-def name(text: str) -> str:
-    """An identifier: printable, not blank, not longer than the ledger keeps."""
-    if not text.strip() or not text.isprintable() or len(text) > TEXT_CHARS_MAX:
-        problem = f"{text[:40]!r} is no name; write 1 to {TEXT_CHARS_MAX} printable characters"
-        raise argparse.ArgumentTypeError(problem)
-    return text
 
 
 def label(text: str) -> tuple[str, str]:
@@ -153,7 +141,7 @@ def _clearable(text: str) -> str:
 
 
 def zone(text: str) -> str:
-    return text if text == "UTC" else str(_taken(parse_zone(text)))
+    return text if text == "UTC" else str(taken(parse_zone(text)))
 
 
 def count(low: int, high: int) -> Callable[[str], int]:
@@ -161,12 +149,6 @@ def count(low: int, high: int) -> Callable[[str], int]:
         return _exactly(text, digits=0, low=low, high=high, like=f"a whole number from {low} to {high}")
 
     return whole
-
-
-def _taken(parsed: T | Refusal) -> T:
-    if isinstance(parsed, Refusal):
-        raise argparse.ArgumentTypeError(parsed.detail)
-    return parsed
 
 
 def _exactly(text: str, *, digits: int, low: int, high: int, like: str) -> int:

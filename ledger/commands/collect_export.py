@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledger.commands.opening import now_us, opened
-from ledger.core.periods import format_time
+from ledger.core.periods import HOUR_US, format_time
 from ledger.errors import UsageError
 from ledger.limits import DAY_US
 from ledger.reports.vram import HOLDS_US, Form, log_lines, readings, tool_lines
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ledger.store.database import Connection
     from ledger.store.gpu_history import KnownGpu
 
-HOUR_US = 3_600_000_000
 NAMED_MAX = 8
 """GPUs that a refusal names."""
 

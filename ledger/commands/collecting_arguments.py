@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ledger.commands.service_arguments import name, span
-from ledger.core.periods import parse_time
-from ledger.errors import Refusal
+from ledger.commands.argument_types import instant, name, span
+from ledger.core.periods import HOUR_US
 
 if TYPE_CHECKING:
     from ledger.commands.arguments import Commands
@@ -16,17 +15,9 @@ KINDS = ("auto", "vllm", "sglang", "triton_trtllm", "llamacpp", "dynamo", "dcgm"
 """What may stand behind ``--kind``; a test compares them with those that there are."""
 
 
-def instant(text: str) -> int:
-    """An ISO 8601 time with its offset, in microseconds since 1970."""
-    parsed = parse_time(text)
-    if isinstance(parsed, Refusal):
-        raise argparse.ArgumentTypeError(parsed.detail)
-    return parsed
-
-
 def _every(text: str) -> int:
     length_us = span(text)
-    if not 5_000_000 <= length_us <= 3_600_000_000 or length_us % 5_000_000:
+    if not 5_000_000 <= length_us <= HOUR_US or length_us % 5_000_000:
         raise argparse.ArgumentTypeError(f"{text[:20]!r}: memory is read at marks of 5 s; write 5s, 15s, 1m, up to 1h")
     return length_us
 

@@ -5,29 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ledger.core.periods import HOUR_US, MINUTE_US, SECOND_US
-from ledger.limits import DAY_US, TEXT_CHARS_MAX
+from ledger.commands.argument_types import name, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ledger.commands.arguments import Commands
-
-_UNITS = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US}
-
-
-def span(text: str) -> int:
-    """A length of time (``90s``, ``30m``, ``12h``, ``7d``), in microseconds; 0 is allowed."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not number.isdecimal() or len(number) > 6:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is no length of time; write 90s, 30m, 12h or 7d")
-    return int(number) * _UNITS[unit]
-
-
-def name(text: str) -> str:
-    if not text.strip() or not text.isprintable() or len(text) > TEXT_CHARS_MAX:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no name; write 1 to {TEXT_CHARS_MAX} printable characters")
-    return text
 
 
 class _BesideAnEngine(argparse.Action):
