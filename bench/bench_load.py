@@ -101,15 +101,24 @@ class Readers(threading.Thread):
             path = READS[turn % len(READS)]
             turn += 1
             began = time.perf_counter()
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-            hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
+            try:
+                status, body = self._get(path)
+            except OSError as error:
+                self.failed.append(f"{path}: {error!r}")
+                continue
+            self.taken_s[path.partition("?")[0]].append(time.perf_counter() - began)
+            if status != 200:
+                self.failed.append(f"{status} {body[:200]!r}")
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
+        try:
             connection.request("GET", path.format(hour=hour), headers={"Authorization": f"Bearer {self._token}"})
             answer = connection.getresponse()
-            body = answer.read()
+            return answer.status, answer.read()
+        finally:
             connection.close()
-            self.taken_s[path.partition("?")[0]].append(time.perf_counter() - began)
-            if answer.status != 200:
-                self.failed.append(f"{answer.status} {body[:200]!r}")
 
     def stop(self) -> None:
         self._over.set()
